@@ -1,0 +1,85 @@
+"""A run's whole configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.base import StrictConfig
+from rlhf_core.config.data import DataConfig
+from rlhf_core.config.evaluation import DecisionConfig, EvaluationConfig
+from rlhf_core.config.models import ComputeConfig, ModelConfig
+from rlhf_core.config.ppo import KlControllerConfig, PPOConfig
+from rlhf_core.config.reward import RewardConfig, RewardModelConfig
+from rlhf_core.config.rollout import RolloutConfig
+
+
+class CheckpointConfig(StrictConfig):
+    """Retention (F2)."""
+
+    keep_last: int = Field(2, ge=1, description="newest checkpoints kept, beside promoted and best")
+
+
+class RecoveryConfig(StrictConfig):
+    """Retries of a task after a transient error (F3)."""
+
+    retries: int = Field(2, ge=0, le=10)
+    delays_seconds: tuple[float, ...] = Field((2.0, 10.0), min_length=1)
+
+
+class ValidationConfig(StrictConfig):
+    """What a failed expectation does (D2)."""
+
+    on_failure: Literal["stop", "quarantine"] = Field("quarantine", description="quarantine keeps bad rows apart and goes on")
+    max_quarantined_fraction: float = Field(0.5, ge=0, le=1, description="more bad rows than this stop the run")
+
+
+class RunConfig(StrictConfig):
+    """One run, read from one YAML file and kept in the run folder."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="name of the run's folder")
+    home: Path = Field(Path("runs"), description="folder that holds run folders")
+    seed: int = Field(0, ge=0, lt=2**31)
+    rounds: int = Field(2, ge=1, description="gates in the run")
+    iterations_per_round: int = Field(5, ge=1)
+    data: DataConfig
+    model: ModelConfig
+    compute: ComputeConfig = Field(default_factory=ComputeConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    reward_model: RewardModelConfig = Field(default_factory=RewardModelConfig)
+    ppo: PPOConfig = Field(default_factory=PPOConfig)
+    kl: KlControllerConfig = Field(default_factory=KlControllerConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    decisions: DecisionConfig = Field(default_factory=DecisionConfig)
+    validation: ValidationConfig = Field(default_factory=ValidationConfig)
+    checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
+
+    @property
+    def iterations(self) -> int:
+        return self.rounds * self.iterations_per_round
+
+    @property
+    def folder(self) -> Path:
+        return self.home / self.name
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Optimizer steps of one iteration when no epoch stops early."""
+        return self.ppo.epochs * -(-self.rollout.rollouts_per_iteration // self.ppo.mini_batch_rollouts)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.ppo.ptx.enabled and not self.data.ptx:
+            raise ValueError("ppo.ptx.enabled is true but data.ptx names no text. Give data.ptx, or set ppo.ptx.enabled=false.")
+        if self.reward.scorer == "reward_model" and self.reward_model.path is None and not self.data.preferences.train:
+            raise ValueError(
+                "no reward model: give reward_model.path, or data.preferences.train to train one, "
+                "or reward.scorer=callable with reward.callable.path."
+            )
+        if self.data.general_fraction and not self.data.sft:
+            raise ValueError("data.general_fraction > 0 needs data.sft, where the general prompts come from.")
+        return self

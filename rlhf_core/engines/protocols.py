@@ -1,0 +1,125 @@
+"""The seams between stages and the engines that do the heavy work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rlhf_core.data.refs import ControlState
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One response to sample; `seed` alone decides its randomness (G4)."""
+
+    prompt_ids: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are sampled. The whole vocabulary is kept, so that log-probs are those of the policy (K02)."""
+
+    max_new_tokens: int
+    temperature: float
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A sampled response. `logprobs` are the engine's, at the sampling temperature, one per token, EOS included."""
+
+    response_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+    """`eos`, `length` or `stop_sequence`."""
+
+
+class RolloutEngine(Protocol):
+    """Samples responses from the current policy."""
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> list[Generation]:
+        """One generation per request, in the requests' order.
+
+        Raises:
+            NumericsError: the policy's logits are NaN or infinite; names the request (N05).
+            OutOfMemory: memory ran out.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class RolloutTensors:
+    """Rollouts as tensors: prompts left-padded `[batch, prompt]`, responses right-padded `[batch, response]`."""
+
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    response_ids: Tensor
+    response_mask: Tensor
+
+
+@dataclass(frozen=True)
+class RolloutEvaluation:
+    """What the trainer's models say of given rollouts; all `[batch, response]` float32, 0 at padding."""
+
+    logprobs: Tensor
+    ref_logprobs: Tensor
+    entropy_nats: Tensor
+    kl_exact_nats: Tensor
+    values: Tensor
+    bootstrap_values: Tensor
+    """`[batch]`: the critic's value after the last response token."""
+
+
+@dataclass(frozen=True)
+class ExperienceTensors:
+    """What one PPO update learns from; see `SAMPLED_TENSORS`."""
+
+    rollouts: RolloutTensors
+    old_logprobs: Tensor
+    ref_logprobs: Tensor
+    old_values: Tensor
+    advantages: Tensor
+    """Whitened; 0 at padding."""
+    returns: Tensor
+
+
+class WorkerGroup(Protocol):
+    """The trainer's ranks: policy, critic, reference and both optimizers."""
+
+    def evaluate_rollouts(self, rollouts: RolloutTensors) -> RolloutEvaluation: ...
+
+    def update(
+        self, experience: ExperienceTensors, ptx_documents: Sequence[Sequence[int]], control: ControlState, *, seed: int
+    ) -> dict[str, float]:
+        """One PPO update (all epochs); returns metrics named `update/…`.
+
+        `ptx_documents` are token lists, consumed in order, `documents_per_update` for each optimizer step that takes one.
+        """
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write `policy/`, `critic/` (Hugging Face folders) and `trainer/` (optimizers, schedule, RNG) into `folder`."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Take the whole state from a folder that `save` wrote."""
+        ...
+
+    def policy_model(self) -> Any:
+        """The live policy (a Hugging Face causal LM in eval mode), for generation and evaluation in this process."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Scorer(Protocol):
+    """Gives each response one raw score."""
+
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        """`rows` have prompt, response, prompt_ids, response_ids, domain. A score may be NaN; it is excluded later."""
+        ...

@@ -1,0 +1,85 @@
+"""Every error that this project raises on purpose.
+
+    RlhfError
+    ├── ConfigError            a setting is wrong; never retried
+    ├── DataError              input data are missing or malformed; never retried
+    │   └── ValidationFailed   a great-expectations suite failed on a border
+    ├── NumericsError          a NaN or infinity where none may be; healed by going back to the last checkpoint
+    ├── GateFailed             a stage refuses to go on (reward model not good enough)
+    ├── RunFolderError         the run folder cannot be used (read-only, full, name in use)
+    │   └── RunLocked          another process owns the run
+    ├── CheckpointError        a checkpoint is damaged, missing or foreign
+    ├── EngineError            an engine broke; a fresh one may work
+    │   └── OutOfMemory        memory ran out
+    ├── RemoteScorerError      a remote scorer did not answer; time may heal it
+    ├── ServerError            the Prefect server cannot be reached
+    └── CannotLearn            the run cannot succeed as it stands (no valid samples, all cut)
+
+`transient` says whether a retry can help. `exit_code` is what the command line returns.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RlhfError(Exception):
+    """Base of all. The message says what is wrong, where, and what to do."""
+
+    transient: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(RlhfError):
+    exit_code = 2
+
+
+class DataError(RlhfError):
+    exit_code = 3
+
+
+class ValidationFailed(DataError):
+    pass
+
+
+class NumericsError(RlhfError):
+    transient = True
+    exit_code = 4
+
+
+class GateFailed(RlhfError):
+    exit_code = 5
+
+
+class RunFolderError(RlhfError):
+    exit_code = 6
+
+
+class RunLocked(RunFolderError):
+    pass
+
+
+class CheckpointError(RlhfError):
+    exit_code = 7
+
+
+class EngineError(RlhfError):
+    transient = True
+    exit_code = 8
+
+
+class OutOfMemory(EngineError):
+    pass
+
+
+class RemoteScorerError(RlhfError):
+    transient = True
+    exit_code = 9
+
+
+class ServerError(RlhfError):
+    exit_code = 10
+
+
+class CannotLearn(RlhfError):
+    exit_code = 11
