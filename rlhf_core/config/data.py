@@ -19,6 +19,7 @@ class SourceConfig(StrictConfig):
     format: Format = Field("auto", description="auto goes by the file's ending")
     columns: dict[str, str] = Field(default_factory=dict[str, str], description="our column name → theirs")
     subset: str | None = Field(None, description="hub configuration name")
+    data_dir: str | None = Field(None, description="folder inside the hub repository")
     split: str = Field("train", description="hub split")
     limit: int | None = Field(None, ge=1, description="rows taken, from the start")
     domain: str | None = Field(None, description="domain of every row; otherwise the `domain` column, otherwise 'general'")

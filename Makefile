@@ -1,0 +1,42 @@
+# Everything that a person types. Each target makes the environment that it needs.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+TORCH ?= torch==2.13.0
+
+.PHONY: help env quickstart test check lint types contracts report clean
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+env: $(STAMP) ## the environment, in .venv (CPU torch unless TORCH says otherwise)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) --version). Use: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[gguf]" --group dev
+	@touch $(STAMP)
+
+quickstart: $(STAMP) ## the whole pipeline on a small synthetic world, in minutes
+	$(BIN)/rlhf run quickstart --fresh
+
+test: $(STAMP) ## the test suite
+	$(BIN)/python -m pytest
+
+check: lint types contracts ## style, types, layers
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/pyright
+
+contracts: $(STAMP)
+	$(BIN)/lint-imports
+
+clean: ## remove runs and caches, keep the environment
+	rm -rf runs .cache .pytest_cache .hypothesis .ruff_cache

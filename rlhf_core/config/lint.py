@@ -1,0 +1,59 @@
+"""Warnings about settings that are legal but known to hurt (L*)."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+from rlhf_core.config.base import StrictConfig
+from rlhf_core.config.run import RunConfig
+
+
+class LintWarning(StrictConfig):
+    """One warning: the field, what it does, and what to do."""
+
+    field: str
+    message: str
+
+
+def lint(config: RunConfig) -> tuple[LintWarning, ...]:
+    """All warnings of a configuration, in the order of its sections."""
+    found: list[LintWarning] = []
+
+    def warn(field: str, message: str) -> None:
+        found.append(LintWarning(field=field, message=message))
+
+    ppo = config.ppo
+    if ppo.critic.learning_rate < ppo.actor.learning_rate:
+        warn("ppo.critic.learning_rate", "below the actor's; the critic then lags behind. Usual: 2 to 10 × the actor's.")
+    if not 0.1 <= ppo.clip_range <= 0.3:
+        warn("ppo.clip_range", f"{ppo.clip_range} is far from 0.2, where PPO is known to be stable.")
+    if config.reward.normalisation == "none":
+        warn("reward.normalisation", "rewards are not normalised; their scale then sets the step size (S5, S14).")
+    if config.rollout.rollouts_per_iteration < 16:
+        warn("rollout", f"{config.rollout.rollouts_per_iteration} rollouts an iteration are few for the noise; 32 and more are usual.")
+    if not ppo.ptx.enabled and config.data.general_fraction == 0:
+        warn("ppo.ptx.enabled", "no general data are mixed in (ptx off, general_fraction 0); abilities may be forgotten.")
+    if not config.evaluation.benchmarks:
+        warn("evaluation.benchmarks", "none given: the gate cannot see forgotten abilities and never rolls back for them.")
+    for benchmark in config.evaluation.benchmarks:
+        needed = items_to_detect(config.decisions.rollback_drop, config.decisions.confidence)
+        if benchmark.items is not None and benchmark.items < needed:
+            warn(
+                f"evaluation.benchmarks.{benchmark.name}",
+                f"{benchmark.items} items cannot show a drop of {config.decisions.rollback_drop:.1%} at "
+                f"{config.decisions.confidence:.0%}; about {needed} are needed. Smaller true drops pass unseen.",
+            )
+    if config.reward.scorer == "callable":
+        warn("reward.scorer", "a callable is not validated like a reward model; check by hand that it cannot be gamed.")
+    return tuple(found)
+
+
+def items_to_detect(drop: float, confidence: float, *, discordant_share: float = 0.1) -> int:
+    """Items of a paired comparison that show `drop` (in accuracy) half of the time.
+
+    McNemar's normal approximation: the paired difference of `n` items has the variance `discordant_share / n`,
+    where `discordant_share` is the share of items on which the two models differ.
+    """
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    return math.ceil(z * z * discordant_share / (drop * drop))

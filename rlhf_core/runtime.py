@@ -1,0 +1,230 @@
+"""The engines of one run in one process.
+
+Loading a model for each stage would cost more than using it, so engines live here, are built when first asked for,
+and are dropped after a failure; the next use builds them anew from a checkpoint.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import platform
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_core import __version__
+from rlhf_core.config.load import config_hash, dump_config
+from rlhf_core.config.run import RunConfig
+from rlhf_core.data.refs import CheckpointRef
+from rlhf_core.data.store import RunFolder, disk_errors, write_bytes, write_json
+from rlhf_core.engines.protocols import RolloutEngine, Scorer, WorkerGroup
+from rlhf_core.engines.transformers_rollout import TransformersRollout
+from rlhf_core.errors import ConfigError, RunFolderError
+from rlhf_core.models.loading import load_tokenizer
+from rlhf_core.recovery.lock import RunLock, acquire_lock
+from rlhf_core.seeding import seed_everything
+from rlhf_core.workers.inline import InlineWorkers
+
+logger = logging.getLogger(__name__)
+_PACKAGES = ("torch", "transformers", "prefect", "great-expectations", "lm-eval", "pandas", "numpy")
+
+
+@dataclass(frozen=True)
+class ProgressBar:
+    """One bar; `advance` moves it."""
+
+    bars: Progress
+    task_id: TaskID
+
+    def advance(self, n: int = 1) -> None:
+        self.bars.advance(self.task_id, n)
+
+
+class Runtime:
+    """Owns a run's folder, lock and engines."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, lock: RunLock, *, show_progress: bool = True) -> None:
+        self.config = config
+        self.folder = folder
+        self.lock = lock
+        self.show_progress = show_progress
+        self._workers: WorkerGroup | None = None
+        self._state: Path | None = None
+        self._scorer: Scorer | None = None
+        if config.compute.threads is not None:
+            torch.set_num_threads(config.compute.threads)
+        seed_everything(config.seed, deterministic=config.compute.deterministic)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Raises ConfigError where a GPU is asked for and there is none."""
+        wanted = self.config.compute.device
+        if wanted == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("compute.device is 'cuda', but torch sees no GPU here. Set compute.device to auto or cpu.")
+        return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(self.config.model)
+
+    def fresh(self) -> WorkerGroup:
+        """Workers in the state of the SFT model, before any update."""
+        self.drop()
+        self._workers = InlineWorkers(self.config, self.device)
+        return self._workers
+
+    def at(self, policy: CheckpointRef) -> WorkerGroup:
+        """Workers whose state is that of the checkpoint."""
+        if self._workers is None:
+            self._workers = InlineWorkers(self.config, self.device)
+        if self._state != policy.path:
+            self._state = None
+            self._workers.load(policy.path)
+            self._state = policy.path
+        return self._workers
+
+    def for_update(self, policy: CheckpointRef) -> WorkerGroup:
+        """Workers at the checkpoint, about to change; a failure on the way makes the next use load them again."""
+        workers = self.at(policy)
+        self._state = None
+        return workers
+
+    def mark_saved(self, policy: CheckpointRef) -> None:
+        """The workers' state now is that of this checkpoint."""
+        self._state = policy.path
+
+    def rollout_engine(self, policy: CheckpointRef) -> RolloutEngine:
+        """An engine that samples from the checkpoint's policy."""
+        model = self.at(policy).policy_model()
+        return TransformersRollout(
+            model, self.tokenizer, batch_size=self.config.rollout.batch_size, autocast=self.config.model.autocast
+        )
+
+    def scorer(self) -> Scorer:
+        """The accepted reward model, or the configured callable."""
+        if self._scorer is None:
+            from rlhf_core.rewards.scorers import build_scorer
+
+            self._scorer = build_scorer(self.config, self.folder, self.tokenizer, self.device)
+        return self._scorer
+
+    def drop(self) -> None:
+        """Forget all engines; what they had not saved is lost, as after a crash."""
+        if self._workers is not None:
+            self._workers.close()
+        self._workers, self._state, self._scorer = None, None, None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    @contextmanager
+    def progress(self, description: str, total: int) -> Generator[ProgressBar]:
+        """A progress bar on stderr; silent when the output is no terminal."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        console = Console(stderr=True)
+        with Progress(*columns, console=console, transient=True, disable=not (self.show_progress and console.is_terminal)) as bars:
+            yield ProgressBar(bars, bars.add_task(description, total=total))
+
+    def close(self) -> None:
+        self.drop()
+        self.lock.release()
+
+
+_open: dict[Path, Runtime] = {}
+
+
+def prepare_run(config: RunConfig, *, resume: bool) -> RunFolder:
+    """Create the run's folder and keep the resolved configuration in it, or check that it is the same run.
+
+    Raises:
+        RunFolderError: the name is in use and `resume` is false, there is nothing to resume, or the disk refuses.
+        ConfigError: the folder holds a run with other settings.
+    """
+    folder = RunFolder(config.folder.absolute())
+    if folder.config.exists():
+        _require_same(folder, config)
+        if not resume:
+            raise RunFolderError(
+                f"{folder.path} already holds a run. Go on with it: `rlhf resume {folder.path}`; or choose another name with --name."
+            )
+        return folder
+    if folder.path.exists() and any(path.name != "lock" for path in folder.path.iterdir()):
+        raise RunFolderError(f"{folder.path} exists and is no run (it has no config.yaml). Choose another name or home.")
+    with disk_errors(folder.path):
+        folder.path.mkdir(parents=True, exist_ok=True)
+    write_json(folder.manifest, _versions(config))
+    write_bytes(folder.config, dump_config(config).encode())
+    return folder
+
+
+def stored_config(path: Path) -> RunConfig:
+    """The configuration of an existing run."""
+    file = RunFolder(path).config
+    if not file.is_file():
+        raise RunFolderError(f"{path.absolute()} is no run: it has no config.yaml. Give the folder of a run, e.g. runs/quickstart.")
+    return RunConfig.model_validate(yaml.safe_load(file.read_text()))
+
+
+def open_runtime(path: Path) -> Runtime:
+    """The runtime of the run in `path`; one per process, made at the first call, holding the run's lock.
+
+    Raises:
+        RunLocked: another process owns the run.
+    """
+    path = path.absolute()
+    if path not in _open:
+        folder = RunFolder(path)
+        config = stored_config(path)
+        _open[path] = Runtime(config, folder, acquire_lock(folder))
+    return _open[path]
+
+
+def close_runtime(path: Path) -> None:
+    """Release the engines and the lock, if this process has them."""
+    runtime = _open.pop(path.absolute(), None)
+    if runtime is not None:
+        runtime.close()
+
+
+def _require_same(folder: RunFolder, config: RunConfig) -> None:
+    stored = stored_config(folder.path)
+    if config_hash(stored) == config_hash(config):
+        return
+    old, new = stored.model_dump(mode="json"), config.model_dump(mode="json")
+    changed = sorted(key for key in new if new[key] != old.get(key))
+    raise RunFolderError(
+        f"{folder.path} holds a run with other settings (they differ in: {', '.join(changed)}). "
+        "Resume it as it is with `rlhf resume`, or choose another name with --name."
+    )
+
+
+def _versions(config: RunConfig) -> dict[str, object]:
+    found: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return {
+        "code_version": __version__,
+        "config_sha256": config_hash(config),
+        "seed": config.seed,
+        "packages": found,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "torch_threads": torch.get_num_threads(),
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"],
+        "config": json.loads(config.model_dump_json()),
+    }
