@@ -43,6 +43,7 @@ class RegistryState(Ref):
     best: int | None = None
     decided_rounds: int = 0
     rollbacks: int = 0
+    is_stopped: bool = False
 
 
 class Registry:
@@ -76,10 +77,11 @@ class Registry:
         self._write(self.state.model_copy(update={"checkpoints": checkpoints, "current": entry.ref}))
         self._prune(keep_last)
 
-    def decided(self, round_number: int, control: ControlState) -> CheckpointRef:
-        """Close a round: the current checkpoint goes on with `control`."""
+    def decided(self, round_number: int, control: ControlState, *, stop: bool) -> CheckpointRef:
+        """Close a round: the current checkpoint goes on with `control`, or the run is over."""
         current = self._require_current().model_copy(update={"control": control})
-        self._write(self.state.model_copy(update={"current": current, "decided_rounds": round_number}))
+        update = {"current": current, "decided_rounds": round_number, "is_stopped": stop}
+        self._write(self.state.model_copy(update=update))
         return current
 
     def set_score(self, step: int, score: float) -> None:

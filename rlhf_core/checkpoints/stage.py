@@ -30,8 +30,9 @@ def start_policy(runtime: Runtime) -> CheckpointRef:
 
 
 def remaining_rounds(folder: RunFolder, config: RunConfig) -> Sequence[int]:
-    """Rounds, from 1, whose decision is not carried out yet."""
-    return range(Registry(folder).state.decided_rounds + 1, config.rounds + 1)
+    """Rounds, from 1, whose decision is not carried out yet; none after a decision to stop."""
+    state = Registry(folder).state
+    return range(0) if state.is_stopped else range(state.decided_rounds + 1, config.rounds + 1)
 
 
 def remaining_iterations(folder: RunFolder, config: RunConfig, round_number: int) -> Sequence[int]:
@@ -68,7 +69,7 @@ def apply_decision(
             abandoned=abandoned,
             target=target.step,
         )
-    return registry.decided(round_number, decision.control)
+    return registry.decided(round_number, decision.control, stop=decision.kind == "stop")
 
 
 def _steps_of_round(registry: Registry, policy: CheckpointRef) -> list[int]:

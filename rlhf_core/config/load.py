@@ -112,8 +112,10 @@ def _apply_override(settings: dict[str, Any], override: str) -> None:
         place = _step(place, name, override)
     if isinstance(place, list):
         place[_index(place, last, override)] = value
-    else:
+    elif isinstance(place, dict):
         place[last] = value
+    else:
+        raise ConfigError(f"override {override!r}: {last!r} lies below a plain value, {place!r}.")
 
 
 def _number(value: Any) -> Any:

@@ -1,0 +1,1 @@
+"""What puts the flows on a server, and the configurations that come with the project."""

@@ -1,0 +1,27 @@
+"""Settings that name the quickstart's world instead of files: `data.root: quickstart:data`, `model.policy: quickstart:model`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf_core.config.run import RunConfig
+from rlhf_core.quickstart.cache import ensure_quickstart_world
+
+DATA = "quickstart:data"
+MODEL = "quickstart:model"
+
+
+def needs_quickstart_world(config: RunConfig) -> bool:
+    """Whether a setting names the quickstart's world."""
+    return str(config.data.root) == DATA or config.model.policy == MODEL
+
+
+def resolve(config: RunConfig, cache_dir: Path) -> RunConfig:
+    """Make the world (cached in `cache_dir`) and put its paths where the settings name it."""
+    world = ensure_quickstart_world(cache_dir)
+    data, model = config.data, config.model
+    if str(data.root) == DATA:
+        data = data.model_copy(update={"root": world.data})
+    if model.policy == MODEL:
+        model = model.model_copy(update={"policy": str(world.model)})
+    return config.model_copy(update={"data": data, "model": model})
