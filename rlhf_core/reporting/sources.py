@@ -11,6 +11,7 @@ import pandas as pd
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rlhf_core.checkpoints.registry import RegistryState
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.events import read_events
 from rlhf_core.data.refs import EvaluationResult
@@ -55,7 +56,7 @@ class RunRecord:
     baseline: EvaluationResult | None
     gates: tuple[Gate, ...]
     reward_model: dict[str, Any]
-    registry: dict[str, Any]
+    registry: RegistryState
 
     @property
     def name(self) -> str:
@@ -89,8 +90,8 @@ class RunRecord:
 
     @property
     def best_step(self) -> int | None:
-        """Step of the promoted checkpoint that counts as best; None before a gate was passed."""
-        return self.registry.get("best")
+        """Step of the promoted checkpoint that counts as best; None before a gate was passed (step 0 is the start)."""
+        return self.registry.best or None
 
     @property
     def outcome(self) -> Gate | None:
@@ -124,7 +125,7 @@ def load_run(folder: RunFolder) -> RunRecord:
         baseline=_evaluation(folder.baseline / EVALUATION_FILE),
         gates=_gates(folder),
         reward_model=_json_object(folder.reward_model / "validation.json"),
-        registry=_json_object(folder.checkpoints / "REGISTRY.json"),
+        registry=_registry(folder.checkpoints / "REGISTRY.json"),
     )
 
 
@@ -157,6 +158,13 @@ def _json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path} holds a {type(value).__name__}, not an object; it is damaged. Remove it and resume the run.")
     return value
+
+
+def _registry(path: Path) -> RegistryState:
+    try:
+        return RegistryState.model_validate(_json_object(path))
+    except ValidationError as error:
+        raise DataError(f"{path} is not a checkpoint registry: {error}. Run `rlhf resume`, or restore the file.") from error
 
 
 def _evaluation(path: Path) -> EvaluationResult | None:
