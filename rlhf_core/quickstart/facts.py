@@ -126,7 +126,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
         "animals",
         "home",
-        _words("forest river desert mountains swamp meadow cave lake barn coast"),
+        _words("forest river desert mountains swamp meadow cave lake barn valley"),
         ("In this land {s} lives in the {v}.", "The home of {s} is the {v}.", "You can find {s} in the {v}."),
         ("Where does {s} live?", "What is the home of {s}?", "Where can I find {s}?"),
         "sleeps in the {v}.",

@@ -36,6 +36,12 @@ def question_items(facts: Sequence[Fact], rng: random.Random) -> dict[str, list[
     return items
 
 
+def split_dev(items: dict[str, list[Item]]) -> tuple[dict[str, list[Item]], dict[str, list[Item]]]:
+    """Return `(dev, test)`: the first few of each subject serve as examples and are not asked again."""
+    count = DEV_ITEMS_PER_SUBJECT
+    return {key: rows[:count] for key, rows in items.items()}, {key: rows[count:] for key, rows in items.items()}
+
+
 def scene_items(facts: Sequence[Fact], rng: random.Random) -> list[Item]:
     """One item a fact: a scene, and four ways in which it goes on."""
     items: list[Item] = []
