@@ -24,6 +24,6 @@ def require_finite(name: str, tensor: Num[Tensor, "*shape"], mask: Bool[Tensor, 
     first = tuple(places[0].tolist())
     raise NumericsError(
         f"{name} holds {len(places)} NaN or infinite values; the first is {tensor[first].item()} "
-        f"at index {list(first)} of shape {list(tensor.shape)}. Look at the learning rate, the rewards and the model that made it; the run "
-        "goes on from the last good checkpoint."
+        f"at index {list(first)} of shape {list(tensor.shape)}. Look at the learning rate, the rewards and the model "
+        "that made it; the run goes on from the last good checkpoint."
     )

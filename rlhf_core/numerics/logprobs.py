@@ -135,20 +135,22 @@ class _HeadLogprobs(torch.autograd.Function):
         """d logprob / d logits = (onehot - softmax) / temperature: a factor per row, so it is put on the small side."""
         hidden, head_weight, ids, residual, entropy = ctx.saved_tensors
         temperature, chunk_tokens, with_entropy = ctx.options
-        grad_hidden, grad_weight = None, None
+        grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.zeros_like(head_weight) if ctx.needs_input_grad[1] else None
         with torch.autocast(hidden.device.type, enabled=False):
             if grad_logprobs is not None:
                 scale = (-grad_logprobs / temperature)[:, None].to(hidden.dtype)
-                grad_hidden = torch.mm(residual, head_weight).mul_(scale)
-                grad_weight = torch.mm(residual.T, scale * hidden)
-            if grad_entropy is not None and with_entropy:
-                grad_hidden = torch.zeros_like(hidden) if grad_hidden is None else grad_hidden
-                grad_weight = torch.zeros_like(head_weight) if grad_weight is None else grad_weight
-                scale = (-grad_entropy / temperature)[:, None]
-                for chunk in chunks(len(ids), chunk_tokens):
-                    rows = _entropy_gradient(residual[chunk], ids[chunk], entropy[chunk]) * scale[chunk]
-                    grad_hidden[chunk].addmm_(rows.to(hidden.dtype), head_weight)
-                    grad_weight.addmm_(rows.to(hidden.dtype).T, hidden[chunk])
+                if grad_hidden is not None:
+                    torch.mm(residual, head_weight, out=grad_hidden).mul_(scale)
+                if grad_weight is not None:
+                    torch.mm(residual.T, scale * hidden, out=grad_weight)
+            for chunk in chunks(len(ids) if grad_entropy is not None and with_entropy else 0, chunk_tokens):
+                scale = (-grad_entropy[chunk] / temperature)[:, None]
+                logits_grad = (_entropy_gradient(residual[chunk], ids[chunk], entropy[chunk]) * scale).to(hidden.dtype)
+                if grad_hidden is not None:
+                    grad_hidden[chunk].addmm_(logits_grad, head_weight)
+                if grad_weight is not None:
+                    grad_weight.addmm_(logits_grad.T, hidden[chunk])
         return grad_hidden, grad_weight, None, None
 
 

@@ -46,11 +46,11 @@ def global_moments(
     """Return the moments of the values under the mask over all ranks.
 
     Two passes in float64: the sum of squared deviations is taken from the global mean, so that it does not cancel
-    where the mean is large beside the spread. Calls `all_reduce` twice whatever the mask holds.
+    where the mean is large beside the spread. Padding and excluded values do not change a single bit. Calls
+    `all_reduce` twice whatever the mask holds.
     """
-    kept = values.detach().masked_fill(~mask, 0.0).to(torch.float64)
+    kept = values.detach()[mask].to(torch.float64)
     total, count = all_reduce(torch.stack([kept.sum(), mask.sum().to(torch.float64)])).tolist()
     mean = total / count if count else 0.0
-    deviations = (kept - mean).masked_fill(~mask, 0.0)
-    squares = all_reduce(deviations.square().sum().reshape(1)).item()
+    squares = all_reduce((kept - mean).square().sum().reshape(1)).item()
     return Moments(count=int(count), mean=mean, sum_squared_deviations=squares)
