@@ -1,0 +1,15 @@
+"""The reward model earns its place before any RL step."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+import tasks
+from rlhf_core.data.refs import RewardModelResult
+from tasks.run import Run
+
+
+@flow(name="reward-model", flow_run_name="reward-model")
+def reward_model(run: Run) -> RewardModelResult:
+    """Train a reward model, or take the given one; it must pass validation on held-out pairs."""
+    return tasks.train_and_validate_reward_model(run)

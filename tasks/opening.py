@@ -1,0 +1,94 @@
+"""The start and the end of a run: its configuration, its folder, its engines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from prefect import get_run_logger, runtime, task
+from prefect.cache_policies import NO_CACHE
+
+from rlhf_core.config.load import load_config
+from rlhf_core.config.run import RunConfig
+from rlhf_core.errors import ConfigError
+from rlhf_core.quickstart.resolve import needs_quickstart_world, resolve
+from rlhf_core.runtime import close_runtime, open_runtime, prepare_run
+from tasks.report import report_failure
+from tasks.run import Run
+
+
+@task(cache_policy=NO_CACHE)
+def read_config(config: str, run_name: str | None, overrides: Sequence[str]) -> RunConfig:
+    """Load a configuration; its `home` comes back absolute, and a deployment's run gets a name of its own.
+
+    Raises:
+        ConfigError: a setting is wrong, or a deployment's run has no absolute home.
+    """
+    settings = load_config(config, [*overrides, *([f"name={json.dumps(run_name)}"] if run_name else [])])
+    if runtime.deployment.id is None:
+        home = settings.home.absolute()
+        name = settings.name
+    else:
+        home = _deployment_home(settings.home)
+        name = settings.name if run_name else f"{settings.name}-{_scheduled_start():%Y%m%d-%H%M%S}"
+    settings = settings.model_copy(update={"home": home, "name": name})
+    get_run_logger().info("run %s: %d rounds of %d iterations", name, settings.rounds, settings.iterations_per_round)
+    return settings
+
+
+@task(cache_policy=NO_CACHE)
+def prepare_quickstart_world(settings: RunConfig) -> RunConfig:
+    """Where the settings name the quickstart's world, make it (once; it is cached) and put its paths in."""
+    if not needs_quickstart_world(settings):
+        return settings
+    cache = Path(os.environ.get("RLHF_CACHE", Path.home() / ".cache" / "rlhf-pipeline"))
+    get_run_logger().info("making the quickstart's world and its base model in %s, unless they are there", cache)
+    return resolve(settings, cache)
+
+
+@task(cache_policy=NO_CACHE)
+def open_run(settings: RunConfig, resume: bool) -> Run:
+    """Prepare the run's folder and take its lock.
+
+    Raises:
+        RunFolderError: the folder cannot be used, or its name is in use.
+        RunLocked: another process owns the run.
+    """
+    folder = prepare_run(settings, resume=resume)
+    open_runtime(folder.path)
+    get_run_logger().info("run folder: %s", folder.path)
+    return Run.of(settings, folder.path)
+
+
+@contextmanager
+def closed_at_the_end(run: Run) -> Generator[None]:
+    """Free the engines and the lock, however the run ends; a run that fails leaves its report too."""
+    try:
+        yield
+    except Exception:
+        report_failure(run)
+        raise
+    finally:
+        close_runtime(run.folder)
+
+
+def _deployment_home(home: Path) -> Path:
+    """A worker runs flows in folders that it deletes, so a relative home would be lost with them."""
+    given = os.environ.get("RLHF_HOME")
+    if home.is_absolute():
+        return home
+    if given is None:
+        raise ConfigError(
+            f"home={str(home)!r} is relative, and a deployment's run has no lasting working folder. "
+            "Give an absolute one: override home=/folder/of/runs, or set RLHF_HOME in the worker's environment."
+        )
+    return Path(given).absolute()
+
+
+def _scheduled_start() -> datetime:
+    start = runtime.flow_run.scheduled_start_time
+    return datetime.now(UTC) if start is None else start.astimezone(UTC)

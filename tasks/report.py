@@ -1,0 +1,39 @@
+"""The report: what happened in a run, as one HTML file."""
+
+from __future__ import annotations
+
+from prefect import get_run_logger
+
+from rlhf_core.checkpoints.registry import Registry
+from rlhf_core.data.store import RunFolder
+from rlhf_core.reporting.report import write_report
+from tasks.artifacts import publish_summary, telemetry
+from tasks.retrying import stage_task
+from tasks.run import Run, RunOutcome
+
+
+@stage_task(run_name="report")
+def conclude(run: Run) -> RunOutcome:
+    """Write the report and say how the run ended."""
+    folder = RunFolder(run.folder)
+    report = write_report(folder)
+    registry = Registry(folder)
+    best = registry.best()
+    outcome = RunOutcome(
+        folder=run.folder,
+        report=report,
+        best_policy=folder.best,
+        best_step=best.step if best is not None else 0,
+        iterations=registry.last_step(),
+    )
+    get_run_logger().info("best policy: checkpoint %d, in %s; report: %s", outcome.best_step, folder.best, report)
+    publish_summary(run, report)
+    return outcome
+
+
+@telemetry
+def report_failure(run: Run) -> None:
+    """Write the report of a run that fails; the error that ended it must not be hidden by one of the report."""
+    report = write_report(RunFolder(run.folder))
+    get_run_logger().error("the run failed; what it did until then: %s", report)
+    publish_summary(run, report)

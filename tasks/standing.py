@@ -1,0 +1,34 @@
+"""Where a run stands: the policy to go on with, and what is left to do."""
+
+from __future__ import annotations
+
+from prefect import get_run_logger
+
+from rlhf_core.checkpoints.stage import remaining_iterations as remaining_iterations_of
+from rlhf_core.checkpoints.stage import remaining_rounds as rounds_left
+from rlhf_core.checkpoints.stage import start_policy as current_policy
+from rlhf_core.data.refs import CheckpointRef
+from rlhf_core.runtime import open_runtime
+from tasks.retrying import engines, stage_task
+from tasks.run import Run
+
+
+@stage_task(run_name="start-policy")
+def start_policy(run: Run) -> CheckpointRef:
+    """The current checkpoint; for a new run the SFT model, saved as step 0."""
+    with engines(run, "start policy") as runtime:
+        policy = current_policy(runtime)
+    get_run_logger().info("going on from checkpoint %d", policy.step)
+    return policy
+
+
+def remaining_rounds(run: Run) -> list[int]:
+    """Rounds whose decision is not carried out yet; none after a stop."""
+    runtime = open_runtime(run.folder)
+    return list(rounds_left(runtime.folder, runtime.config))
+
+
+def remaining_iterations(run: Run, round_number: int) -> list[int]:
+    """Iterations of a round whose update is not saved yet."""
+    runtime = open_runtime(run.folder)
+    return list(remaining_iterations_of(runtime.folder, runtime.config, round_number))

@@ -1,0 +1,26 @@
+"""Update: PPO epochs over the experience, then a checkpoint."""
+
+from __future__ import annotations
+
+from prefect import get_run_logger
+
+from rlhf_core.data.refs import CheckpointRef, StageRef
+from rlhf_core.update.stage import run_stage
+from tasks.retrying import engines, stage_task
+from tasks.run import Run
+
+
+@stage_task(run_name="update-{iteration}")
+def update_policy(run: Run, policy: CheckpointRef, experience: StageRef, iteration: int) -> CheckpointRef:
+    """Learn from the experience and save the result; a retry starts again from `policy`."""
+    with engines(run, "update", iteration) as runtime:
+        updated = run_stage(runtime, policy, experience, iteration)
+    get_run_logger().info(
+        "policy loss %.4f, value loss %.4f, approximate KL %.4f nats in %d steps; next kl_coef %.4f",
+        updated.metrics["update/policy_loss"],
+        updated.metrics["update/value_loss"],
+        updated.metrics["update/approx_kl_nats"],
+        updated.metrics["update/optimizer_steps"],
+        updated.control.kl_coef,
+    )
+    return updated
