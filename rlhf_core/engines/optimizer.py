@@ -1,0 +1,143 @@
+"""AdamW with its schedule, its own gradient clipping and its refusal of gradients that are not finite (P5, P6, N07)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_core.config.ppo import OptimizerConfig
+from rlhf_core.control.learning_rate import constant, warmup_cosine
+from rlhf_core.errors import CheckpointError
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+    """The one that this step used."""
+    is_clipped: bool
+    is_skipped: bool
+    """The gradient was not finite: parameters, moments and schedule are as they were."""
+
+
+class ScheduledAdamW:
+    """Optimizer of one model. `steps` counts the steps taken, `skipped_in_row` those refused since the last one."""
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig, *, total_steps: int) -> None:
+        """Take all parameters that need a gradient; weight decay spares vectors (norms, biases).
+
+        Args:
+            model: its parameters are updated in place.
+            config: rates, schedule and limits.
+            total_steps: length of the cosine, warm-up included.
+        """
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._config, self._total_steps = config, total_steps
+        matrices = [p for p in self._parameters.values() if p.ndim > 1]
+        vectors = [p for p in self._parameters.values() if p.ndim <= 1]
+        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        self._adamw = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.epsilon,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self.steps = 0
+        self.skipped_in_row = 0
+
+    def learning_rate(self, factor: float = 1.0) -> float:
+        """The rate that the next step uses."""
+        config = self._config
+        if config.schedule == "constant":
+            return factor * constant(self.steps, peak=config.learning_rate, warmup_steps=config.warmup_steps)
+        return factor * warmup_cosine(
+            self.steps,
+            peak=config.learning_rate,
+            warmup_steps=config.warmup_steps,
+            total_steps=self._total_steps,
+            floor_fraction=config.floor_fraction,
+        )
+
+    @torch.no_grad()
+    def step(self, learning_rate_factor: float = 1.0) -> StepResult:
+        """Clip the gradients, take one step and release them; take none where a gradient is NaN or infinite."""
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        rate, limit = self.learning_rate(learning_rate_factor), self._config.max_grad_norm
+        is_finite, is_clipped = math.isfinite(norm), norm > limit
+        if is_finite:
+            if is_clipped:
+                torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), limit, torch.tensor(norm))
+            for group in self._adamw.param_groups:
+                group["lr"] = rate
+            self._adamw.step()
+            self.steps += 1
+            self.skipped_in_row = 0
+        else:
+            self.skipped_in_row += 1
+        self._adamw.zero_grad(set_to_none=True)
+        return StepResult(
+            grad_norm=norm, learning_rate=rate, is_clipped=is_finite and is_clipped, is_skipped=not is_finite
+        )
+
+    def discard_gradients(self) -> None:
+        """Release gradients without a step."""
+        self._adamw.zero_grad(set_to_none=True)
+
+    def moments(self) -> dict[str, Tensor]:
+        """The optimizer's tensors as `<parameter>/<moment>`; empty before the first step."""
+        state = cast("Mapping[Tensor, Mapping[str, Tensor]]", self._adamw.state)
+        return {
+            f"{name}/{moment}": state[parameter][moment]
+            for name, parameter in self._parameters.items()
+            if parameter in state
+            for moment in _MOMENTS
+        }
+
+    def require_fitting(self, moments: Mapping[str, Tensor], source: str) -> None:
+        """Refuse moments that belong to another model.
+
+        Raises:
+            CheckpointError: a name is foreign, a moment is missing, or a shape differs; names `source`.
+        """
+        held = {key.rsplit("/", 1)[0] for key in moments}
+        foreign = sorted(held - self._parameters.keys())
+        if foreign:
+            raise CheckpointError(
+                f"{source} holds moments of {foreign[0]!r} ({len(foreign)} foreign names); expected parameters such as "
+                f"{next(iter(self._parameters))!r}. It belongs to another model; resume with the configuration that "
+                "wrote it."
+            )
+        for name in held:
+            shape = tuple(self._parameters[name].shape)
+            for moment in _MOMENTS:
+                expected, found = () if moment == "step" else shape, moments.get(f"{name}/{moment}")
+                if found is None or tuple(found.shape) != expected:
+                    seen = "nothing" if found is None else f"shape {tuple(found.shape)}"
+                    raise CheckpointError(
+                        f"{source}: expected {name}/{moment} of shape {expected}, found {seen}. "
+                        "The checkpoint is damaged or foreign; go on from an earlier one."
+                    )
+
+    def restore(self, moments: Mapping[str, Tensor], *, steps: int, skipped_in_row: int) -> None:
+        """Take moments (checked by `require_fitting`) and counters; what is not in `moments` has none."""
+        state = cast("dict[Tensor, dict[str, Tensor]]", self._adamw.state)
+        state.clear()
+        for name, parameter in self._parameters.items():
+            if f"{name}/step" in moments:
+                state[parameter] = {
+                    moment: moments[f"{name}/{moment}"].to(parameter.device, copy=True) for moment in _MOMENTS
+                }
+        self.steps, self.skipped_in_row = steps, skipped_in_row

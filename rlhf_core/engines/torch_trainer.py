@@ -1,0 +1,160 @@
+"""One training rank in plain torch: policy, critic, frozen reference and two optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlhf_core.config.run import RunConfig
+from rlhf_core.data.store import RunFolder
+from rlhf_core.engines.optimizer import ScheduledAdamW
+from rlhf_core.engines.packing import Pack, pack_rollouts
+from rlhf_core.engines.protocols import RolloutEvaluation, RolloutTensors
+from rlhf_core.errors import ConfigError
+from rlhf_core.models.loading import load_critic, load_policy, load_reference, load_tokenizer
+from rlhf_core.models.packed_attention import body_hidden
+from rlhf_core.numerics.kl import compare_with_reference
+from rlhf_core.numerics.logprobs import logprobs_from_hidden
+
+_PROBE_TOLERANCE_NATS = 1e-3
+
+
+class TorchTrainer:
+    """Holds the models and computes with them; what an update does with the results is not known here.
+
+    Dropout is off everywhere and models are in eval mode, so a log-prob computed twice is the same (F6).
+    """
+
+    def __init__(self, config: RunConfig, device: torch.device) -> None:
+        """Load all models in the state of the SFT model.
+
+        Raises:
+            ConfigError: a model cannot be loaded, or does something to its logits that training would miss.
+        """
+        self.config, self.device = config, device
+        self.temperature = config.rollout.temperature
+        self.policy = load_policy(config.model.policy, config.model, device)
+        self.reference = load_reference(config.model.policy, config.model, device)
+        self.critic = load_critic(_critic_source(config), config.model, device)
+        self.tokenizer = load_tokenizer(config.model)
+        total_steps = config.iterations * config.updates_per_iteration
+        self.actor_optimizer = ScheduledAdamW(self.policy, config.ppo.actor, total_steps=total_steps)
+        self.critic_optimizer = ScheduledAdamW(self.critic, config.ppo.critic, total_steps=total_steps)
+        _require_plain_logits(self.policy, device)
+
+    def response_logprobs(self, pack: Pack, *, temperature: float | None = None) -> tuple[Tensor, Tensor]:
+        """Return `(logprobs, entropy)` of the pack's targets, `[targets]` float32, nats; both carry gradients."""
+        with self._autocast():
+            hidden = body_hidden(_body(self.policy), pack.ids, pack.positions, pack.lengths)
+            return logprobs_from_hidden(
+                hidden[pack.predictors],
+                _head(self.policy),
+                pack.targets,
+                temperature=self.temperature if temperature is None else temperature,
+            )
+
+    def response_values(self, pack: Pack) -> Float[Tensor, " targets"]:
+        """Return the critic's value before each target, in reward units; carries gradients."""
+        return self.critic.values(self._critic_hidden(pack)[pack.predictors])
+
+    @torch.no_grad()
+    def evaluate(self, rollouts: RolloutTensors) -> RolloutEvaluation:
+        """Return what the models say of the rollouts, at the rollout temperature (K01)."""
+        mask = rollouts.response_mask.cpu()
+        results = {name: torch.zeros(mask.shape) for name in ("logprobs", "ref_logprobs", "entropy", "kl", "values")}
+        bootstrap = torch.zeros(mask.shape[0])
+        on_device = self.placed(rollouts)
+        for rows in torch.arange(mask.shape[0]).split(self.config.ppo.micro_batch_rollouts):
+            pack = pack_rollouts(on_device, rows.to(self.device), with_last=True)
+            values = self.critic.values(self._critic_hidden(pack))
+            with self._autocast():
+                hidden, ref_hidden = (
+                    body_hidden(_body(model), pack.ids, pack.positions, pack.lengths)[pack.predictors]
+                    for model in (self.policy, self.reference)
+                )
+                heads = (_head(self.policy), _head(self.reference))
+                said = compare_with_reference(hidden, ref_hidden, heads, pack.targets, temperature=self.temperature)
+            columns = (said.logprobs, said.ref_logprobs, said.entropy_nats, said.kl_exact_nats, values[pack.predictors])
+            for result, column in zip(results.values(), columns, strict=True):
+                chosen = torch.zeros(mask[rows].shape)
+                chosen[mask[rows]] = column.float().cpu()
+                result[rows] = chosen
+            bootstrap[rows] = values[pack.ends].float().cpu()
+        return RolloutEvaluation(
+            logprobs=results["logprobs"],
+            ref_logprobs=results["ref_logprobs"],
+            entropy_nats=results["entropy"],
+            kl_exact_nats=results["kl"],
+            values=results["values"],
+            bootstrap_values=bootstrap,
+        )
+
+    @contextmanager
+    def training(self) -> Generator[None]:
+        """Mark the models as training where activations are recomputed: transformers does that in train mode alone."""
+        models: tuple[Any, ...] = (self.policy, self.critic)
+        for model in models:
+            model.train(self.config.model.gradient_checkpointing)
+        try:
+            yield
+        finally:
+            for model in models:
+                model.eval()
+
+    def placed(self, rollouts: RolloutTensors) -> RolloutTensors:
+        """The rollouts on this rank's device."""
+        return RolloutTensors(**{name: tensor.to(self.device) for name, tensor in vars(rollouts).items()})
+
+    def _critic_hidden(self, pack: Pack) -> Tensor:
+        with self._autocast():
+            return body_hidden(self.critic.body, pack.ids, pack.positions, pack.lengths)
+
+    def _autocast(self) -> torch.autocast:
+        is_on = self.config.model.autocast == "bfloat16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=is_on)
+
+
+def _critic_source(config: RunConfig) -> str | Path:
+    """What the critic starts from (A6)."""
+    if config.model.critic_init == "policy":
+        return config.model.policy
+    return config.reward_model.path or RunFolder(config.folder).reward_model / "model"
+
+
+def _body(model: PreTrainedModel) -> Any:
+    return model.base_model
+
+
+def _head(model: PreTrainedModel) -> Tensor:
+    return cast(Tensor, cast(Any, model.get_output_embeddings()).weight)
+
+
+@torch.no_grad()
+def _require_plain_logits(policy: PreTrainedModel, device: torch.device) -> None:
+    """Compare packed hidden states × head with the model's own forward on a few tokens.
+
+    Raises:
+        ConfigError: they differ: the architecture scales or caps its logits, or does not follow the positions given.
+    """
+    vocab = _head(policy).shape[0]
+    first, second = ([(7 * i + start) % vocab for i in range(4)] for start in (1, 3))
+    ids = torch.tensor(first + second, device=device)
+    positions = torch.tensor([*range(4), *range(4)], device=device)
+    hidden = body_hidden(_body(policy), ids, positions, (4, 4))
+    packed = (hidden @ _head(policy).T).log_softmax(dim=-1)
+    everywhere = torch.ones(2, 4, dtype=torch.long, device=device)
+    padded = cast(Any, policy)(ids.view(2, 4), attention_mask=everywhere).logits.log_softmax(dim=-1)
+    gap = float((packed.view_as(padded) - padded).abs().max())
+    if not gap <= _PROBE_TOLERANCE_NATS:
+        raise ConfigError(
+            f"{type(policy).__name__}: log-probs from hidden states differ by {gap:.3g} nats from the model's own: "
+            "this architecture changes its logits after the head, or its positions. Training supports plain heads only "
+            "(Llama, Qwen, …)."
+        )

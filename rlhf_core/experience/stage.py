@@ -1,0 +1,91 @@
+"""Stage: from validated rollouts to the tensors that one update learns from."""
+
+from __future__ import annotations
+
+import pandas as pd
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rlhf_core.data.collate import rollout_tensors
+from rlhf_core.data.refs import CheckpointRef, StageRef
+from rlhf_core.data.store import (
+    StageKey,
+    disk_errors,
+    finish_stage,
+    finished_stage,
+    load_stage,
+    read_table,
+    stage_folder,
+)
+from rlhf_core.errors import CannotLearn, DataError
+from rlhf_core.experience.build import build_experience, judgement
+from rlhf_core.models.loading import pad_token_id
+from rlhf_core.runtime import Runtime
+
+VALIDATED = "validated.parquet"
+EXPERIENCE = "experience.safetensors"
+
+
+def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iteration: int) -> StageRef:
+    """Evaluate the rollouts with policy, reference and critic, and write `experience.safetensors` (`SAMPLED_TENSORS`).
+
+    Log-probs are the trainer's, at the rollout temperature (K01); rows that are not valid are left out.
+
+    Raises:
+        CannotLearn: no valid row is left.
+        DataError: a row's engine log-probs do not fit its tokens.
+        NumericsError: a model's output or a score is NaN or infinite.
+    """
+    config = runtime.config
+    final = runtime.folder.iteration(iteration) / "experience"
+    key = StageKey(
+        stage="experience",
+        inputs={"validated": validated.sha256, "policy": policy.path.name},
+        settings=[policy.control.kl_coef, *(part.model_dump(mode="json") for part in (config.ppo, config.reward))],
+    )
+    if stored := finished_stage(final, key):
+        return stored
+    frame = read_table(validated.path / VALIDATED)
+    frame = frame[frame["valid"].astype(bool)].reset_index(drop=True)
+    if frame.empty:
+        raise CannotLearn(
+            f"iteration {iteration}: none of {validated.rows} rollouts is valid, so there is nothing to learn from. "
+            "Look at exclude_reason in the scored rollouts."
+        )
+    rollouts = rollout_tensors(frame, pad_token_id(runtime.tokenizer))
+    evaluation = runtime.at(policy).evaluate_rollouts(rollouts)
+    experience, metrics = build_experience(
+        evaluation,
+        judgement(frame["reward"].tolist(), frame["ending"].tolist()),
+        rollouts.response_mask,
+        kl_coef=policy.control.kl_coef,
+        settings=(config.ppo, config.reward),
+    )
+    metrics["experience/engine_mismatch_nats"] = _engine_mismatch(frame, evaluation.logprobs, rollouts.response_mask)
+    tensors: dict[str, Tensor] = {
+        **vars(rollouts),
+        **vars(experience),
+        "old_logprobs": evaluation.logprobs,
+        "ref_logprobs": evaluation.ref_logprobs,
+        "old_values": evaluation.values,
+    }
+    with stage_folder(final) as partial:
+        with disk_errors(final):
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial / EXPERIENCE)
+        finish_stage(partial, key, rows=len(frame), metrics=metrics)
+    return load_stage(final)
+
+
+def _engine_mismatch(frame: pd.DataFrame, logprobs: Tensor, response_mask: Tensor) -> float:
+    """Mean |trainer's - engine's log-prob| per token, in nats."""
+    engine = [list(row) for row in frame["engine_logprobs"]]
+    lengths = response_mask.sum(dim=1).tolist()
+    for row, (found, expected) in enumerate(zip(engine, lengths, strict=True)):
+        if len(found) != expected:
+            raise DataError(
+                f"validated rollouts, row {row}: {len(found)} engine log-probs for {expected} response tokens; "
+                "the rollout engine must give one for each token, EOS included."
+            )
+    flat = torch.tensor([x for row in engine for x in row], dtype=torch.float64)
+    return float((logprobs[response_mask].double() - flat).abs().mean())

@@ -1,0 +1,229 @@
+"""One PPO update: epochs over an iteration's rollouts, an actor and a critic step for each mini-batch (P1, P3, P5, P7).
+
+The actor's graph and gradients are gone before the critic's are made, so memory holds one model's at a time. Every
+decision (skip, stop) is taken on numbers summed over all ranks, so that ranks cannot part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlhf_core.config.ppo import PPOConfig
+from rlhf_core.data.refs import ControlState
+from rlhf_core.engines.optimizer import ScheduledAdamW, StepResult
+from rlhf_core.engines.packing import Pack, pack_documents, pack_rollouts
+from rlhf_core.engines.protocols import ExperienceTensors
+from rlhf_core.engines.torch_trainer import TorchTrainer
+from rlhf_core.errors import DataError, NumericsError
+from rlhf_core.numerics.checks import require_finite
+from rlhf_core.numerics.masking import masked_mean
+from rlhf_core.numerics.policy_loss import ppo_policy_loss
+from rlhf_core.numerics.ptx_loss import ptx_loss
+from rlhf_core.numerics.reductions import AllReduce, identity
+from rlhf_core.numerics.value_loss import clipped_value_loss
+from rlhf_core.update.epoch_stop import epoch_stop_reason, mini_batch_stop_reason
+from rlhf_core.update.minibatches import micro_batches, mini_batches
+from rlhf_core.update.tally import Tally
+
+_RATIO_TOLERANCE = {"off": 1e-2, "bfloat16": 0.5}
+"""Largest |ratio - 1| before the first step, by autocast: bfloat16 log-probs of one token move by tenths of a nat."""
+
+
+class PpoUpdate:
+    """One update in progress."""
+
+    def __init__(
+        self,
+        trainer: TorchTrainer,
+        experience: ExperienceTensors,
+        ptx_documents: Sequence[Sequence[int]],
+        control: ControlState,
+        *,
+        all_reduce: AllReduce = identity,
+    ) -> None:
+        """Prepare; nothing is changed yet.
+
+        Args:
+            trainer: its models and optimizers are updated.
+            experience: rows of this iteration; every row has response tokens.
+            ptx_documents: token lists, consumed in order.
+            control: `ptx_coef` and the factor on both learning rates.
+            all_reduce: sums over ranks.
+
+        Raises:
+            NumericsError: an input is NaN or infinite at a response token.
+            DataError: there are no rollouts, or one has no response tokens.
+        """
+        self._trainer, self._control, self._all_reduce = trainer, control, all_reduce
+        self._config: PPOConfig = trainer.config.ppo
+        self._documents, self._documents_taken = ptx_documents, 0
+        self._experience = _placed(trainer, experience)
+        mask = self._experience.rollouts.response_mask
+        if not len(mask) or not bool(mask.any(dim=1).all()):
+            raise DataError(
+                f"the experience has {len(mask)} rollouts, {int((~mask.any(dim=1)).sum())} of them without response "
+                "tokens. Leave such rows out when experience is built; without any row there is nothing to learn from."
+            )
+        for name in ("old_logprobs", "old_values", "advantages", "returns"):
+            require_finite(name, getattr(self._experience, name), mask)
+        self._lengths: list[int] = (self._experience.rollouts.prompt_mask.sum(dim=1) + mask.sum(dim=1)).tolist()
+        self._tally = Tally()
+
+    def run(self, *, seed: int) -> dict[str, float]:
+        """Do all epochs and return metrics named `update/…`.
+
+        Raises:
+            NumericsError: the first mini-batch's ratio is not 1, or too many gradients in a row were not finite.
+        """
+        reason, epoch = None, 0
+        while reason is None:
+            self._tally.start_epoch()
+            for rows in mini_batches(self._lengths, self._config.mini_batch_rollouts, seed=seed, epoch=epoch):
+                is_first = self._tally.mini_batches == 0
+                kl_nats = self._mini_batch(rows, is_first=is_first)
+                reason = None if kl_nats is None else mini_batch_stop_reason(kl_nats, self._config.epoch_stop)
+                if reason is not None:
+                    break
+            epoch += 1
+            reason = reason or self._epoch_stop(epoch)
+        return self._tally.metrics(epochs=epoch, stop_reason=reason)
+
+    def _mini_batch(self, rows: list[int], *, is_first: bool) -> float | None:
+        """Step actor, then critic; KL(old‖new) per token before the step, None where the actor's step was refused."""
+        mask = self._experience.rollouts.response_mask[rows]
+        token_count = float(self._sum(mask.sum()))
+        cuts = micro_batches(rows, self._lengths, self._config.micro_batch_rollouts)
+        micros = [torch.tensor(cut, device=mask.device) for cut in cuts]
+        packs = [pack_rollouts(self._experience.rollouts, micro) for micro in micros]
+        self._tally.add_tokens(
+            real=sum(sum(pack.lengths) for pack in packs), computed=sum(len(pack.ids) for pack in packs)
+        )
+
+        actor = [self._actor_backward(pack, micro, token_count) for pack, micro in zip(packs, micros, strict=True)]
+        metrics = self._reduced(actor)
+        if is_first:
+            self._require_ratio_of_one(metrics["update/ratio_first_deviation"])
+        self._ptx_backward()
+        step = self._step(self._trainer.actor_optimizer, "actor")
+        if not step.is_skipped:
+            self._tally.add_means(metrics, token_count)
+        critic = [self._critic_backward(pack, micro, token_count) for pack, micro in zip(packs, micros, strict=True)]
+        value_metrics = self._reduced(critic)
+        if not self._step(self._trainer.critic_optimizer, "critic").is_skipped:
+            self._tally.add_means(value_metrics, token_count)
+        self._tally.mini_batches += 1
+        return None if step.is_skipped else metrics["update/approx_kl_nats"]
+
+    def _actor_backward(self, pack: Pack, rows: Tensor, token_count: float) -> dict[str, Tensor]:
+        logprobs, entropy = self._trainer.response_logprobs(pack)
+        old_logprobs, advantages = self._flat("old_logprobs", rows), self._flat("advantages", rows)
+        everywhere = torch.ones_like(logprobs, dtype=torch.bool)
+        loss, metrics = ppo_policy_loss(
+            logprobs, old_logprobs, advantages, everywhere, clip_range=self._config.clip_range, token_count=token_count
+        )
+        mean_entropy = entropy.sum() / token_count
+        metrics["update/entropy_nats"] = mean_entropy.detach().double()
+        metrics["update/ratio_first_deviation"] = (logprobs.detach() - old_logprobs).expm1().abs().amax().double()
+        if self._config.entropy_coef:
+            loss = loss - self._config.entropy_coef * mean_entropy
+        loss.backward()
+        return metrics
+
+    def _ptx_backward(self) -> None:
+        """Add the pretraining loss to the actor's gradients in every k-th step (P3)."""
+        ptx = self._config.ptx
+        if not ptx.enabled or not self._control.ptx_coef or self._tally.mini_batches % ptx.every_updates:
+            return
+        taken, count = self._documents_taken, ptx.documents_per_update
+        documents = [document[: ptx.max_tokens] for document in self._documents[taken : taken + count]]
+        if len(documents) < count:
+            raise DataError(
+                f"the update needs {count} pretraining documents from number {taken} on, and got "
+                f"{len(self._documents)} in all. Give more text in data.ptx, or set ppo.ptx.enabled=false."
+            )
+        self._documents_taken += count
+        pack = pack_documents(documents, self._trainer.device)
+        logprobs, _ = self._trainer.response_logprobs(pack, temperature=1.0)
+        tokens = float(self._sum(torch.tensor(len(pack.targets))))
+        loss, metrics = ptx_loss(logprobs, torch.ones_like(logprobs, dtype=torch.bool), tokens)
+        (self._control.ptx_coef * loss).backward()
+        self._tally.add_means(self._reduced([metrics]), tokens)
+
+    def _critic_backward(self, pack: Pack, rows: Tensor, token_count: float) -> dict[str, Tensor]:
+        values = self._trainer.response_values(pack)
+        loss, metrics = clipped_value_loss(
+            values,
+            self._flat("old_values", rows),
+            self._flat("returns", rows),
+            torch.ones_like(values, dtype=torch.bool),
+            value_clip_range=self._config.critic.value_clip_range,
+            token_count=token_count,
+        )
+        loss.backward()
+        return metrics
+
+    def _step(self, optimizer: ScheduledAdamW, name: str) -> StepResult:
+        result = optimizer.step(self._control.learning_rate_factor)
+        self._tally.add_step(name, result)
+        if optimizer.skipped_in_row > self._config.max_skipped_updates:
+            raise NumericsError(
+                f"the {name}'s gradient was NaN or infinite in {optimizer.skipped_in_row} updates in a row "
+                f"(ppo.max_skipped_updates={self._config.max_skipped_updates}); its parameters are as before them. "
+                f"Lower ppo.{name}.learning_rate, or look at the rewards; the run goes on from the last checkpoint."
+            )
+        return result
+
+    def _require_ratio_of_one(self, deviation: float) -> None:
+        """P1: before the first step the policy is the one that `old_logprobs` are of."""
+        autocast = self._trainer.config.model.autocast
+        if deviation <= _RATIO_TOLERANCE[autocast]:
+            return
+        self._trainer.actor_optimizer.discard_gradients()
+        raise NumericsError(
+            f"before the first step a token's ratio differs from 1 by {deviation:.3g}, more than "
+            f"{_RATIO_TOLERANCE[autocast]} (autocast {autocast}). Likely the old log-probs are of another policy or "
+            f"temperature than the trainer's (rollout.temperature={self._trainer.temperature}), or of a precision other "
+            "than model.autocast. Build the experience anew from this policy."
+        )
+
+    def _epoch_stop(self, epochs_done: int) -> str | None:
+        kl_nats, clip_fraction = (
+            self._tally.epoch_mean(name, default=0.0) for name in ("update/approx_kl_nats", "update/clip_fraction")
+        )
+        mask = self._experience.rollouts.response_mask
+        raw_advantages = self._experience.returns - self._experience.old_values
+        return epoch_stop_reason(
+            kl_nats=kl_nats,
+            clip_fraction=clip_fraction,
+            mean_abs_advantage=float(masked_mean(raw_advantages.abs().double(), mask)),
+            epochs_done=epochs_done,
+            max_epochs=self._config.epochs,
+            limits=self._config.epoch_stop,
+        )
+
+    def _flat(self, name: str, rows: Tensor) -> Tensor:
+        """The rows' response tokens of one tensor, in the order of a pack's targets."""
+        return getattr(self._experience, name)[rows][self._experience.rollouts.response_mask[rows]]
+
+    def _sum(self, number: Tensor) -> Tensor:
+        return self._all_reduce(number.double())
+
+    def _reduced(self, parts: list[dict[str, Tensor]]) -> dict[str, float]:
+        """Metrics of all micro-batches and ranks: sums, and the maximum of the two that are no means."""
+        result: dict[str, float] = {}
+        for name in parts[0]:
+            column = torch.stack([part[name] for part in parts])
+            is_maximum = name in ("update/ratio_max", "update/ratio_first_deviation")
+            result[name] = float(column.max() if is_maximum else self._sum(column.sum()))
+        return result
+
+
+def _placed(trainer: TorchTrainer, experience: ExperienceTensors) -> ExperienceTensors:
+    fields = {name: value for name, value in vars(experience).items() if name != "rollouts"}
+    return ExperienceTensors(
+        rollouts=trainer.placed(experience.rollouts),
+        **{name: tensor.to(trainer.device) for name, tensor in fields.items()},
+    )

@@ -1,0 +1,111 @@
+"""Stage: one PPO update, the KL controller's answer to it, and the checkpoint that holds both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from rlhf_core.checkpoints.registry import Registry
+from rlhf_core.checkpoints.save import new_reference, save_checkpoint
+from rlhf_core.config.ppo import KlControllerConfig
+from rlhf_core.config.run import RunConfig
+from rlhf_core.control.kl_coef import AdaptiveKlCoef
+from rlhf_core.data.prepared import ptx_documents
+from rlhf_core.data.ptx_stream import draw_documents
+from rlhf_core.data.records import SAMPLED_TENSORS
+from rlhf_core.data.refs import CheckpointRef, ControlState, StageRef
+from rlhf_core.data.store import RunFolder
+from rlhf_core.engines.protocols import ExperienceTensors, RolloutTensors
+from rlhf_core.errors import DataError
+from rlhf_core.runtime import Runtime
+from rlhf_core.seeding import derive_seed
+
+EXPERIENCE = "experience.safetensors"
+
+
+def run_stage(runtime: Runtime, policy: CheckpointRef, experience: StageRef, iteration: int) -> CheckpointRef:
+    """Update the policy on the experience and save the result as checkpoint `iteration`.
+
+    Raises:
+        DataError: the experience is missing or damaged, or there is too little ptx text.
+        NumericsError: the update is not to be trusted (ratio, KL or gradients).
+        CheckpointError: the result does not verify.
+    """
+    stored = _saved_before(runtime.folder, policy, experience, iteration)
+    if stored is not None:
+        return stored
+    config = runtime.config
+    tensors = read_experience(experience.path / EXPERIENCE)
+    documents = _documents(config, runtime.folder, policy.control, iteration)
+    workers = runtime.for_update(policy)
+    metrics = workers.update(tensors, documents, policy.control, seed=derive_seed(config.seed, "update", iteration))
+    control = next_control(policy.control, config.kl, experience.metrics["experience/kl_exact_nats"])
+    metrics |= {
+        "control/kl_coef": control.kl_coef,
+        "control/ptx_coef": control.ptx_coef,
+        "control/learning_rate_factor": control.learning_rate_factor,
+    }
+    ref = new_reference(runtime, iteration, control, metrics)
+    return save_checkpoint(runtime, workers, ref, parent=policy.step, experience_sha256=experience.sha256)
+
+
+def next_control(control: ControlState, config: KlControllerConfig, kl_nats: float) -> ControlState:
+    """Return what steers the next iteration: β answers this batch's KL per token (K1), the rest stays."""
+    if config.kind == "fixed":
+        return control
+    controller = AdaptiveKlCoef(
+        control.kl_coef,
+        target_nats=config.target_nats,
+        smoothing=config.smoothing,
+        minimum=config.minimum,
+        maximum=config.maximum,
+        average_nats=control.kl_average_nats,
+    )
+    kl_coef = controller.observe(kl_nats)
+    return control.model_copy(update={"kl_coef": kl_coef, "kl_average_nats": controller.average_nats})
+
+
+def read_experience(path: Path) -> ExperienceTensors:
+    """Read what the experience stage wrote.
+
+    Raises:
+        DataError: the file is missing, damaged, or lacks a tensor.
+    """
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be read: {error}. Remove its folder and resume the run.") from error
+    missing = sorted(set(SAMPLED_TENSORS) - tensors.keys())
+    if missing:
+        raise DataError(
+            f"{path} lacks the tensors {missing}; it holds {sorted(tensors)}. Remove its folder and resume."
+        )
+    rollout_names = ("prompt_ids", "prompt_mask", "response_ids", "response_mask")
+    learned = ("old_logprobs", "ref_logprobs", "old_values", "advantages", "returns")
+    return ExperienceTensors(
+        rollouts=RolloutTensors(**{name: tensors[name] for name in rollout_names}),
+        **{name: tensors[name] for name in learned},
+    )
+
+
+def _documents(config: RunConfig, folder: RunFolder, control: ControlState, iteration: int) -> list[list[int]]:
+    """As much general text as the update can use; none where ptx is off."""
+    ptx = config.ppo.ptx
+    if not ptx.enabled or not control.ptx_coef:
+        return []
+    steps = -(-config.updates_per_iteration // ptx.every_updates)
+    count = steps * ptx.documents_per_update
+    return draw_documents(ptx_documents(folder), count=count, iteration=iteration, seed=config.seed)
+
+
+def _saved_before(
+    folder: RunFolder, policy: CheckpointRef, experience: StageRef, iteration: int
+) -> CheckpointRef | None:
+    """The checkpoint that this very update left, if it is registered and whole."""
+    entry = Registry(folder).entry(iteration)
+    if entry is None or entry.status not in ("saved", "verified", "promoted"):
+        return None
+    is_same = entry.parent == policy.step and entry.experience_sha256 == experience.sha256
+    return entry.ref if is_same else None
