@@ -1,0 +1,209 @@
+"""Sampling from a live Hugging Face causal model, without a server (G1).
+
+The loop is this project's own: every response draws from its own generator, so that it depends on its seed alone (G4);
+rows that are done leave the batch, so that nobody computes their padding; and log-probs come with the draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_core.engines.inverse_cdf import draw_tokens
+from rlhf_core.engines.key_value_cache import RoomyCache
+from rlhf_core.engines.non_finite import NonFiniteLogits
+from rlhf_core.engines.protocols import Generation, GenerationRequest, Sampling
+from rlhf_core.engines.stop_strings import StopStrings
+from rlhf_core.errors import DataError, OutOfMemory
+from rlhf_core.numerics.logprobs import require_temperature
+from rlhf_core.numerics.masking import mask_from_lengths
+
+
+class TransformersRollout:
+    """A `RolloutEngine` on a model that lives in this process, such as the trainer's policy."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_size: int,
+        autocast: Literal["off", "bfloat16"] = "off",
+    ) -> None:
+        """Keep the model as it is.
+
+        Args:
+            model: a causal language model in eval mode; its weights may change between calls.
+            tokenizer: knows EOS, and decodes where stop texts are looked for.
+            batch_size: responses generated together.
+            autocast: bfloat16 runs the matrix products in bf16.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
+        self.autocast = autocast
+        self.eos_ids = eos_token_ids(model, tokenizer)
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> list[Generation]:
+        """One generation per request, in the requests' order.
+
+        Raises:
+            DataError: a prompt has no token.
+            ConfigError: the temperature is not above 0.
+            NonFiniteLogits: the policy's logits are NaN or infinite; names the request.
+            OutOfMemory: memory ran out.
+        """
+        require_temperature(sampling.temperature)
+        for index, request in enumerate(requests):
+            if not request.prompt_ids:
+                raise DataError(f"request {index} (seed {request.seed}) has an empty prompt. Leave such prompts out.")
+        by_length = sorted(range(len(requests)), key=lambda i: (len(requests[i].prompt_ids), requests[i].prompt_ids))
+        by_length.reverse()
+        device = self.model.device
+        precision = torch.autocast(device.type, torch.bfloat16) if self.autocast == "bfloat16" else nullcontext()
+        found: dict[int, Generation] = {}
+        try:
+            with torch.no_grad(), precision:
+                for start in range(0, len(by_length), self.batch_size):
+                    indices = by_length[start : start + self.batch_size]
+                    drafts = [_Draft(index, requests[index]) for index in indices]
+                    self._complete(drafts, sampling)
+                    found |= {draft.index: draft.generation for draft in drafts}
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(
+                f"memory ran out while sampling {self.batch_size} responses of up to {sampling.max_new_tokens} tokens together. "
+                "Set rollout.batch_size lower."
+            ) from error
+        return [found[index] for index in range(len(requests))]
+
+    def _complete(self, drafts: list[_Draft], sampling: Sampling) -> None:
+        """Sample one batch to its end; the drafts take the tokens."""
+        stops = StopStrings(sampling.stop_strings, self.tokenizer)
+        uniforms = torch.from_numpy(np.stack([draft.uniforms(sampling.max_new_tokens) for draft in drafts]))
+        uniforms = uniforms.to(self.model.device)
+        batch = _Batch(self.model, drafts, sampling.max_new_tokens)
+        logits = batch.read_prompts()
+        for step in range(sampling.max_new_tokens):
+            tokens, logprobs, totals = draw_tokens(logits, uniforms[batch.rows, step], sampling.temperature)
+            rows = batch.rows.tolist()
+            for row, is_finite in zip(rows, torch.isfinite(totals).tolist(), strict=True):
+                if not is_finite:
+                    raise NonFiniteLogits(drafts[row].index, step)
+            for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+                self._take(drafts[row], token, logprob, stops)
+            alive = [place for place, row in enumerate(rows) if not drafts[row].is_done]
+            if not alive or step + 1 == sampling.max_new_tokens:
+                return
+            tokens = batch.keep(alive, tokens)
+            logits = batch.read_tokens(tokens)
+
+    def _take(self, draft: _Draft, token: int, logprob: float, stops: StopStrings) -> None:
+        draft.response_ids.append(token)
+        draft.logprobs.append(logprob)
+        if token in self.eos_ids:
+            draft.finish_reason, draft.is_done = "eos", True
+        elif stops.is_reached(draft.response_ids):
+            draft.finish_reason, draft.is_done = "stop_sequence", True
+
+
+def eos_token_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokens that end a response: the tokenizer's EOS, and those of the generation settings that are special tokens.
+
+    A model's configuration may carry another family's default EOS id, which is a plain word here; it does not count.
+    """
+    settings = getattr(model, "generation_config", None)
+    listed = getattr(settings, "eos_token_id", None)
+    candidates = set(listed if isinstance(listed, (list, tuple)) else [] if listed is None else [listed])
+    special = set(tokenizer.all_special_ids) | {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+    own = tokenizer.eos_token_id
+    return frozenset(int(i) for i in candidates & special) | (frozenset() if own is None else frozenset({int(own)}))
+
+
+@dataclass
+class _Draft:
+    """A response in the making."""
+
+    index: int
+    request: GenerationRequest
+    response_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    finish_reason: str = "length"
+    is_done: bool = False
+
+    def uniforms(self, count: int) -> np.ndarray:
+        """One number in [0, 1) for each response token; the first ones are the same whatever `count` is."""
+        return np.random.Generator(np.random.PCG64(self.request.seed)).random(count)
+
+    @property
+    def generation(self) -> Generation:
+        return Generation(tuple(self.response_ids), tuple(self.logprobs), self.finish_reason)
+
+
+class _Batch:
+    """The rows that are still being sampled, their cache, mask and positions."""
+
+    def __init__(self, model: Any, drafts: Sequence[_Draft], max_new_tokens: int) -> None:
+        self.model = model
+        self.rows = torch.arange(len(drafts), device=model.device)
+        prompts = [draft.request.prompt_ids for draft in drafts]
+        self._distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
+        self._source = torch.tensor([self._distinct[prompt] for prompt in prompts], device=model.device)
+        self._width = max(len(prompt) for prompt in prompts)
+        self._room = self._width + max_new_tokens
+        self._cache = RoomyCache(model.config.get_text_config().num_hidden_layers, self._room)
+        self._mask = torch.ones(len(drafts), self._room, dtype=torch.bool, device=model.device)
+        self._positions = torch.tensor([len(prompt) for prompt in prompts], device=model.device)
+
+    def read_prompts(self) -> Tensor:
+        """Run the distinct prompts, left-padded; return the logits `[rows, vocab]` that follow them."""
+        device = self.model.device
+        lengths = torch.tensor([len(prompt) for prompt in self._distinct], device=device)
+        mask = mask_from_lengths(lengths, self._width).flip(1)
+        padded = [[0] * (self._width - len(prompt)) + list(prompt) for prompt in self._distinct]
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        logits = self._forward(torch.tensor(padded, device=device), mask, positions)
+        self._cache.repeat_rows(self._source)
+        self._mask[:, : self._width] = mask[self._source]
+        return logits[self._source]
+
+    def read_tokens(self, tokens: Tensor) -> Tensor:
+        """Run one more token `[rows]` of each row; return the logits `[rows, vocab]` that follow."""
+        end = self._cache.get_seq_length() + 1
+        logits = self._forward(tokens[:, None], self._mask[: len(tokens), :end], self._positions[:, None])
+        self._positions = self._positions + 1
+        return logits
+
+    def keep(self, alive: Sequence[int], tokens: Tensor) -> Tensor:
+        """Drop all places but `alive`, by moving the last alive rows into the holes; return the tokens of what is left."""
+        count = len(alive)
+        if count == len(tokens):
+            return tokens
+        kept = set(alive)
+        holes = [place for place in range(count) if place not in kept]
+        order = list(range(count))
+        movers = [place for place in alive if place >= count]
+        for hole, mover in zip(holes, movers, strict=True):
+            order[hole] = mover
+        index = torch.tensor(order, device=tokens.device)
+        targets = torch.tensor(holes, dtype=torch.long, device=tokens.device)
+        self._cache.move_rows(torch.tensor(movers, dtype=torch.long, device=tokens.device), targets, count)
+        self._mask, self._positions, self.rows = self._mask[index], self._positions[index], self.rows[index]
+        return tokens[index]
+
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        outputs = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return outputs.logits[:, -1]

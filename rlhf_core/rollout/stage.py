@@ -1,0 +1,138 @@
+"""The rollout stage: prompts in, sampled responses out (G*)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from rlhf_core.data.events import record_event
+from rlhf_core.data.prepared import POOL, prompt_pool
+from rlhf_core.data.prompt_pool import draw_prompts
+from rlhf_core.data.records import ROLLOUT_SCHEMA
+from rlhf_core.data.refs import CheckpointRef, StageRef
+from rlhf_core.data.store import (
+    MANIFEST,
+    StageKey,
+    file_sha256,
+    finish_stage,
+    finished_stage,
+    load_stage,
+    stage_folder,
+    write_table,
+)
+from rlhf_core.errors import CannotLearn
+from rlhf_core.rollout.rejection import Sampled, rejection_counts, sample_with_rejection
+from rlhf_core.rollout.sampling import Place, SampleOrigin, Sampler, places_of
+from rlhf_core.rollout.text_statistics import distinct_fraction, repeated_ngram_fraction
+from rlhf_core.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from rlhf_core.runtime import Runtime
+
+ROLLOUTS = "rollouts.parquet"
+REJECTED = "rejected.parquet"
+
+
+def run_stage(runtime: Runtime, policy: CheckpointRef, iteration: int) -> StageRef:
+    """Draw this iteration's prompts and sample responses from `policy`.
+
+    `rollouts.parquet` holds the kept rows, `rejected.parquet` every rejected sample; metrics are `rollout/…`.
+
+    Raises:
+        CannotLearn: every response was rejected.
+        NumericsError: the policy's logits are NaN or infinite (N05).
+        OutOfMemory: memory ran out.
+        ConfigError: a banned pattern is no regular expression.
+    """
+    final = runtime.folder.iteration(iteration) / "rollouts"
+    key = _stage_key(runtime, policy, iteration)
+    if stored := finished_stage(final, key):
+        return stored
+    places = _places(runtime, iteration)
+    config = runtime.config.rollout
+    origin = SampleOrigin(runtime.config.seed, iteration, policy.step)
+    engine = runtime.rollout_engine(policy)
+    with runtime.progress(f"iteration {iteration}: responses", len(places)) as advance:
+        sampled = sample_with_rejection(Sampler(engine, runtime.tokenizer, config, origin, advance), places)
+    if sampled.kept.empty:
+        raise CannotLearn(
+            f"iteration {iteration}: all {len(places)} responses were rejected ({rejection_counts(sampled.rejected)}). Look at "
+            "what the policy writes; loosen rollout.rejection, or go back to an earlier checkpoint."
+        )
+    with stage_folder(final) as partial:
+        write_table(partial / ROLLOUTS, sampled.kept, ROLLOUT_SCHEMA)
+        write_table(partial / REJECTED, sampled.rejected, ROLLOUT_SCHEMA)
+        finish_stage(partial, key, rows=len(sampled.kept), metrics=rollout_metrics(sampled, len(places)))
+    given_up = len(places) - len(sampled.kept)
+    if given_up:
+        record_event(
+            runtime.folder,
+            "rejected_responses",
+            f"{given_up} of {len(places)} places have no acceptable response: {rejection_counts(sampled.rejected)}.",
+            iteration=iteration,
+            given_up=given_up,
+        )
+    return load_stage(final)
+
+
+def rollout_metrics(sampled: Sampled, places: int) -> dict[str, float]:
+    """Metrics of one iteration's rollouts.
+
+    Args:
+        sampled: kept (not empty) and rejected rows.
+        places: responses wanted.
+    """
+    kept, rejected = sampled.kept, sampled.rejected
+    lengths = np.array([len(ids) for ids in kept["response_ids"]])
+    repeated = [repeated_ngram_fraction(ids) for ids in kept["response_ids"]]
+    by_reason = {
+        f"rollout/rejected_{name}": float(count) for name, count in sorted(rejection_counts(rejected).items())
+    }
+    return {
+        "rollout/response_tokens_mean": float(lengths.mean()),
+        "rollout/response_tokens_p95": float(np.percentile(lengths, 95)),
+        **{f"rollout/{name}_fraction": _share(kept, name) for name in ("natural", "early", "truncated")},
+        "rollout/acceptance_rate": len(kept) / (len(kept) + len(rejected)),
+        "rollout/attempts_mean": (len(kept) + len(rejected)) / places,
+        "rollout/repeated_ngram_fraction": float(np.mean(repeated)),
+        "rollout/distinct_2": distinct_fraction(kept["response_ids"].tolist(), 2),
+        **by_reason,
+    }
+
+
+def _share(rows: pd.DataFrame, ending: str) -> float:
+    return float((rows["ending"] == ending).mean())
+
+
+def _places(runtime: Runtime, iteration: int) -> list[Place]:
+    config = runtime.config
+    drawn = draw_prompts(
+        prompt_pool(runtime.folder),
+        count=config.rollout.prompts_per_iteration,
+        iteration=iteration,
+        seed=derive_seed(config.seed, "prompts"),
+        domain_weights=config.data.domain_weights,
+        general_fraction=config.data.general_fraction,
+    )
+    return places_of(drawn, config.rollout.samples_per_prompt)
+
+
+def _stage_key(runtime: Runtime, policy: CheckpointRef, iteration: int) -> StageKey:
+    config = runtime.config
+    return StageKey(
+        stage="rollouts",
+        inputs={
+            "policy": file_sha256(policy.path / MANIFEST),
+            "prompts": file_sha256(runtime.folder.prompts / POOL),
+        },
+        settings={
+            "rollout": config.rollout.model_dump(mode="json", exclude={"batch_size"}),
+            "domain_weights": config.data.domain_weights,
+            "general_fraction": config.data.general_fraction,
+            "autocast": config.model.autocast,
+            "seed": config.seed,
+            "iteration": iteration,
+        },
+    )
