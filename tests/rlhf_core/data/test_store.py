@@ -26,8 +26,11 @@ def test_a_finished_stage_serves_again_for_the_same_key_only(tmp_path):
     finish(tmp_path / "s")
     ref = store.finished_stage(tmp_path / "s", KEY)
     assert ref is not None and (ref.rows, ref.metrics) == (3, {"m": 1.0})
-    for other in (store.StageKey("other", KEY.inputs, KEY.settings), store.StageKey("test", {"in": "abd"}, KEY.settings),
-                  store.StageKey("test", KEY.inputs, {"x": 2})):
+    for other in (
+        store.StageKey("other", KEY.inputs, KEY.settings),
+        store.StageKey("test", {"in": "abd"}, KEY.settings),
+        store.StageKey("test", KEY.inputs, {"x": 2}),
+    ):
         assert store.finished_stage(tmp_path / "s", other) is None
 
 
@@ -69,7 +72,9 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
-@pytest.mark.parametrize(("number", "words"), [(errno.EROFS, "read-only"), (errno.EACCES, "not permitted"), (errno.EDQUOT, "quota")])
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.EROFS, "read-only"), (errno.EACCES, "not permitted"), (errno.EDQUOT, "quota")]
+)
 def test_each_refusal_of_the_disk_says_what_to_do(tmp_path, number, words):
     with pytest.raises(RunFolderError, match=words), store.disk_errors(tmp_path):
         raise OSError(number, "refused")
@@ -94,7 +99,11 @@ def test_a_table_keeps_lists_nulls_and_extra_columns(tmp_path):
     frame = pd.DataFrame({"name": ["a", None], "ids": [[1, 2], []], "extra": [0.5, 1.5]})
     store.write_table(tmp_path / "t.parquet", frame, schema)
     back = store.read_table(tmp_path / "t.parquet")
-    assert back["ids"].tolist() == [[1, 2], []] and back["name"].tolist() == ["a", None] and back["extra"].tolist() == [0.5, 1.5]
+    assert (
+        back["ids"].tolist() == [[1, 2], []]
+        and back["name"].tolist() == ["a", None]
+        and back["extra"].tolist() == [0.5, 1.5]
+    )
     with pytest.raises(DataError, match=r"\['name'\] are missing"):
         store.write_table(tmp_path / "t.parquet", frame[["ids"]], schema)
     with pytest.raises(DataError, match="missing"):
