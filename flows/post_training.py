@@ -19,9 +19,9 @@ from tasks.run import Run, RunOutcome
 
 
 def _run_name() -> str:
-    """Name of the flow's run in the UI: that of the run folder, or of the configuration."""
+    """Name of the flow's run in the UI: that of the run folder, as far as the parameters tell."""
     given: dict[str, str | None] = flow_run.parameters
-    return given["run_name"] or Path(given["config"] or "").stem
+    return given["run_name"] or f"{Path(given['config'] or '').stem}-{str(flow_run.id)[:8]}"
 
 
 @flow(name="post-training", flow_run_name=_run_name)
@@ -35,7 +35,7 @@ def post_training(
 
     Args:
         config: a preset such as `quickstart`, or the path of a YAML file.
-        run_name: name of the run's folder; left empty, the configuration's (a deployment's runs add their start time).
+        run_name: name of the run's folder; left empty, the configuration's (a deployment's runs add their id).
         overrides: settings that replace the file's, each as `dotted.key=value`, e.g. `ppo.actor.learning_rate=5e-7`.
         resume: go on with the run of that name; what is finished is not done again.
     """
@@ -44,8 +44,8 @@ def post_training(
     run = tasks.open_run(settings, resume)
     with tasks.closed_at_the_end(run):
         preflight(run)
-        reward_model(run)
-        baseline = sft_baseline(run)
+        sft_baseline(run)
+        baseline = reward_model(run)
         train(run, baseline)
         return tasks.conclude(run)
 

@@ -124,7 +124,8 @@ def _start_server() -> ServerHandle:
             continue
         if code is None:
             process.terminate()
-        what = f"ended with code {code}" if code is not None else f"did not answer within {START_SECONDS:.0f} s ({fault})"
+        late = f"did not answer within {START_SECONDS:.0f} s ({fault})"
+        what = late if code is None else f"ended with code {code}"
         raise ServerError(
             f"the local Prefect server {what}. Its output is in {log}. Mend what it names, or start a server yourself "
             "(`prefect server start`) and set PREFECT_API_URL to its address."
@@ -173,7 +174,9 @@ def _free_port() -> int:
             except OSError:
                 continue
             return probe.getsockname()[1]
-    raise ServerError("no free port on 127.0.0.1 for a local Prefect server. Start one yourself and set PREFECT_API_URL.")
+    raise ServerError(
+        "no port of 127.0.0.1 is free for a local Prefect server. Start one yourself, set PREFECT_API_URL."
+    )
 
 
 def _home() -> Path:

@@ -1,6 +1,6 @@
 """Prefect tasks: one file a stage; thin, retryable, safe to repeat."""
 
-from tasks.baseline import evaluate_baseline
+from tasks.baseline import evaluate_abilities, evaluate_baseline
 from tasks.experience import build_experience
 from tasks.gate import carry_out, decide_round, evaluate_policy
 from tasks.metrics import record_metrics
@@ -23,6 +23,7 @@ __all__ = [
     "closed_at_the_end",
     "conclude",
     "decide_round",
+    "evaluate_abilities",
     "evaluate_baseline",
     "evaluate_policy",
     "generate_rollouts",

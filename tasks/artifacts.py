@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, cast
 from uuid import UUID
 
 from prefect import get_run_logger
@@ -47,7 +47,7 @@ def telemetry(publish: Callable[P, None]) -> Callable[P, None]:
         try:
             publish(*args, **kwargs)
         except Exception as error:
-            get_run_logger().warning("%s failed, the run goes on: %s: %s", publish.__name__, type(error).__name__, error)
+            get_run_logger().warning("%s failed, the run goes on: %r", publish.__name__, error)
 
     return guarded
 
@@ -61,7 +61,7 @@ def publish_progress(run: Run, iteration: int) -> None:
         bar = create_progress_artifact(
             percent, key=artifact_key(run.name, "progress"), description=f"iterations of run {run.name}"
         )
-        _progress[run.folder] = (bar, time.monotonic())
+        _progress[run.folder] = (cast(UUID, bar), time.monotonic())
     elif time.monotonic() - known[1] >= UPDATE_SECONDS or iteration == run.iterations:
         update_progress_artifact(known[0], percent)
         _progress[run.folder] = (known[0], time.monotonic())
@@ -91,8 +91,13 @@ def gate_rows(evaluation: EvaluationResult) -> list[dict[str, Any]]:
     ]
     if evaluation.perplexity is not None:
         rows.append(_row("perplexity", evaluation.perplexity))
-    spread = f"std {evaluation.held_out_reward_std:.3f}"
-    return [*rows, _row("held-out reward", evaluation.held_out_reward, interval=spread)]
+    gain = (evaluation.reward_gain_low, evaluation.reward_gain_high)
+    return [
+        *rows,
+        _row("held-out reward", evaluation.held_out_reward),
+        _row("reward gain, std of the baseline", evaluation.reward_gain, interval=f"{gain[0]:.3f} to {gain[1]:.3f}"),
+        _row("held-out KL, nats per token", evaluation.held_out_kl_nats),
+    ]
 
 
 def _row(measure: str, value: float, *, interval: str = "", drop: str = "", items: str = "") -> dict[str, Any]:
@@ -106,7 +111,7 @@ def publish_summary(run: Run, report: Path) -> None:
     lines = [
         f"# Run {run.name}",
         "",
-        f"- Report: [{report.name}]({report.as_uri()}) (`{report}`; browsers open it from a file manager or the address bar)",
+        f"- Report: [{report.name}]({report.as_uri()}) (`{report}`; open it from the file manager)",
         f"- Best policy, a Hugging Face folder: `{RunFolder(run.folder).best}`",
         f"- Everything else: `{run.folder}`",
         "",

@@ -16,7 +16,7 @@ STAGES = ("rollouts", "scored", "validated", "experience")
 
 @stage_task(run_name="metrics-{policy.step}")
 def record_metrics(run: Run, policy: CheckpointRef) -> int:
-    """Store what the iteration that made `policy` measured; all of it lies in the run folder, so it can be done again."""
+    """Store what the iteration that made `policy` measured; it lies in the run folder, so a repeat is safe."""
     iteration = policy.step
     metrics = dict(policy.metrics)
     with engines(run, "metrics", iteration) as runtime:

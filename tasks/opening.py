@@ -6,11 +6,11 @@ import json
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
-from prefect import get_run_logger, runtime, task
+from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import deployment, flow_run
 
 from rlhf_core.config.load import load_config
 from rlhf_core.config.run import RunConfig
@@ -23,18 +23,19 @@ from tasks.run import Run
 
 @task(cache_policy=NO_CACHE)
 def read_config(config: str, run_name: str | None, overrides: Sequence[str]) -> RunConfig:
-    """Load a configuration; its `home` comes back absolute, and a deployment's run gets a name of its own.
+    """Load a configuration; its `home` comes back absolute, and a deployment's run that was given
+    no name gets one of its own, which a second attempt of the same flow run finds again.
 
     Raises:
         ConfigError: a setting is wrong, or a deployment's run has no absolute home.
     """
     settings = load_config(config, [*overrides, *([f"name={json.dumps(run_name)}"] if run_name else [])])
-    if runtime.deployment.id is None:
+    if deployment.id is None:
         home = settings.home.absolute()
         name = settings.name
     else:
         home = _deployment_home(settings.home)
-        name = settings.name if run_name else f"{settings.name}-{_scheduled_start():%Y%m%d-%H%M%S}"
+        name = settings.name if run_name else f"{settings.name[:55]}-{str(flow_run.id)[:8]}"
     settings = settings.model_copy(update={"home": home, "name": name})
     get_run_logger().info("run %s: %d rounds of %d iterations", name, settings.rounds, settings.iterations_per_round)
     return settings
@@ -52,13 +53,13 @@ def prepare_quickstart_world(settings: RunConfig) -> RunConfig:
 
 @task(cache_policy=NO_CACHE)
 def open_run(settings: RunConfig, resume: bool) -> Run:
-    """Prepare the run's folder and take its lock.
+    """Prepare the run's folder and take its lock. A flow run that is run again goes on with its own run folder.
 
     Raises:
         RunFolderError: the folder cannot be used, or its name is in use.
         RunLocked: another process owns the run.
     """
-    folder = prepare_run(settings, resume=resume)
+    folder = prepare_run(settings, resume=resume or (flow_run.run_count or 1) > 1)
     open_runtime(folder.path)
     get_run_logger().info("run folder: %s", folder.path)
     return Run.of(settings, folder.path)
@@ -87,8 +88,3 @@ def _deployment_home(home: Path) -> Path:
             "Give an absolute one: override home=/folder/of/runs, or set RLHF_HOME in the worker's environment."
         )
     return Path(given).absolute()
-
-
-def _scheduled_start() -> datetime:
-    start = runtime.flow_run.scheduled_start_time
-    return datetime.now(UTC) if start is None else start.astimezone(UTC)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from prefect import Task, get_run_logger, task
+from prefect import Task, get_run_logger
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
@@ -38,7 +38,7 @@ def stage_task(*, run_name: str) -> Callable[[Callable[Concatenate[Run, P], R]],
     """
 
     def decorate(function: Callable[Concatenate[Run, P], R]) -> Callable[Concatenate[Run, P], R]:
-        stage = task(function, task_run_name=run_name, cache_policy=NO_CACHE, retry_condition_fn=is_transient)
+        stage = Task(function, task_run_name=run_name, cache_policy=NO_CACHE, retry_condition_fn=is_transient)
 
         @functools.wraps(function)
         def call(run: Run, *args: P.args, **kwargs: P.kwargs) -> R:

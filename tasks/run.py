@@ -13,28 +13,12 @@ class Run(Ref):
 
     name: str
     folder: Path
-    rounds: int
-    iterations_per_round: int
+    iterations: int
     recovery: RecoveryConfig
 
     @classmethod
     def of(cls, config: RunConfig, folder: Path) -> Run:
-        return cls(
-            name=config.name,
-            folder=folder,
-            rounds=config.rounds,
-            iterations_per_round=config.iterations_per_round,
-            recovery=config.recovery,
-        )
-
-    @property
-    def iterations(self) -> int:
-        return self.rounds * self.iterations_per_round
-
-    def iterations_of(self, round_number: int) -> range:
-        """Numbers of a round's iterations; both count from 1."""
-        first = (round_number - 1) * self.iterations_per_round + 1
-        return range(first, first + self.iterations_per_round)
+        return cls(name=config.name, folder=folder, iterations=config.iterations, recovery=config.recovery)
 
 
 class RunOutcome(Ref):
