@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 def draw_tokens(
-    logits: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows"], temperature: float
-) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"], Float[Tensor, "rows"]]:
+    logits: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"], temperature: float
+) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"], Float[Tensor, " rows"]]:
     """Return `(tokens, logprobs, totals)`; a row whose total is not finite has NaN or infinite logits.
 
     The token is the first whose cumulative probability exceeds the uniform number. The sum runs in float64, so that the

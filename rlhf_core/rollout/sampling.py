@@ -78,7 +78,8 @@ class Sampler:
     def _generate(self, places: Sequence[Place], seeds: Sequence[int]) -> list[Generation]:
         config = self.config
         requests = [
-            GenerationRequest(tuple(place.prompt["prompt_ids"]), seed) for place, seed in zip(places, seeds, strict=True)
+            GenerationRequest(tuple(place.prompt["prompt_ids"]), seed)
+            for place, seed in zip(places, seeds, strict=True)
         ]
         sampling = Sampling(config.max_new_tokens, config.temperature, config.stop_strings)
         try:

@@ -87,9 +87,7 @@ def rollout_metrics(sampled: Sampled, places: int) -> dict[str, float]:
     kept, rejected = sampled.kept, sampled.rejected
     lengths = np.array([len(ids) for ids in kept["response_ids"]])
     repeated = [repeated_ngram_fraction(ids) for ids in kept["response_ids"]]
-    by_reason = {
-        f"rollout/rejected_{name}": float(count) for name, count in sorted(rejection_counts(rejected).items())
-    }
+    by_reason = {f"rollout/rejected_{name}": float(count) for name, count in sorted(rejection_counts(rejected).items())}
     return {
         "rollout/response_tokens_mean": float(lengths.mean()),
         "rollout/response_tokens_p95": float(np.percentile(lengths, 95)),

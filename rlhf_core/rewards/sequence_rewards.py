@@ -1,0 +1,128 @@
+"""From raw scores to one reward per response: exclusion, normalisation, clipping, penalties (R1, R2, R5, A5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlhf_core.config.reward import RewardConfig
+from rlhf_core.numerics.running_stats import RunningStats
+from rlhf_core.rewards.normalise import Calibration, clip_scores, normalise_scores
+from rlhf_core.rewards.penalties import ending_penalties
+
+PERCENTILES = (5, 25, 50, 75, 95)
+
+
+@dataclass(frozen=True)
+class SequenceRewards:
+    """One entry per response; `rewards` are NaN where `valid` is False."""
+
+    raw: list[float]
+    rewards: list[float]
+    valid: list[bool]
+    exclude_reasons: list[str | None]
+    metrics: dict[str, float]
+
+
+def should_score(ending: str, config: RewardConfig) -> bool:
+    """Whether the scorer is asked at all: not for a cut text that it may not judge, nor for an invalid early end."""
+    if ending == "truncated":
+        return config.score_truncated
+    return not (ending == "early" and config.early_policy == "invalid")
+
+
+def sequence_rewards(
+    scores: Sequence[float],
+    endings: Sequence[str],
+    config: RewardConfig,
+    *,
+    calibration: Calibration | None = None,
+    running: RunningStats | None = None,
+) -> SequenceRewards:
+    """Turn raw scores into rewards.
+
+    A NaN or infinite score excludes its response alone (N03). A response that was not scored by policy gets the batch's
+    mean, of the raw scores and of the rewards. With `kl_only` a cut response has reward 0 and no part in the statistics.
+
+    Args:
+        scores: raw scores; what stands where `should_score` says no is not read.
+        endings: `natural`, `early` or `truncated`.
+        config: policies and limits.
+        calibration: for normalisation `calibrated`.
+        running: statistics of earlier batches, for normalisation `running`.
+
+    Raises:
+        ConfigError: `calibrated` without a usable calibration.
+    """
+    raw = torch.tensor([float(score) for score in scores], dtype=torch.float64)
+    is_truncated = torch.tensor([ending == "truncated" for ending in endings], dtype=torch.bool)
+    is_early = torch.tensor([ending == "early" for ending in endings], dtype=torch.bool)
+    is_scored = torch.tensor([should_score(ending, config) for ending in endings], dtype=torch.bool)
+    is_invalid = is_early if config.early_policy == "invalid" else torch.zeros_like(is_early)
+    is_lost = is_scored & ~torch.isfinite(raw)
+    valid = ~is_invalid & ~is_lost
+    counts = valid & is_scored & ~(is_truncated if config.truncated_policy == "kl_only" else torch.zeros_like(valid))
+
+    normalised = normalise_scores(raw, counts, mode=config.normalisation, calibration=calibration, running=running)
+    rewards = torch.zeros_like(raw)
+    rewards[counts], clipped_fraction = clip_scores(normalised.values[counts], config.clip)
+    if config.truncated_policy != "kl_only":
+        rewards[valid & ~is_scored] = rewards[counts].mean() if counts.any() else 0.0
+    rewards += ending_penalties(
+        endings,
+        early_penalty=config.penalties.early_end,
+        truncation_penalty=config.penalties.truncation if config.truncated_policy == "penalty" else 0.0,
+    )
+    raw = torch.where(is_scored, raw, raw[counts].mean() if counts.any() else torch.tensor(0.0, dtype=torch.float64))
+    metrics = {
+        **_raw_metrics(raw[counts]),
+        "reward/clipped_fraction": clipped_fraction,
+        "reward/excluded_count": float((~valid).sum()),
+        "reward/zero_std_fraction": normalised.zero_std_fraction,
+    }
+    if valid.any():
+        metrics |= {"reward/mean": float(rewards[valid].mean()), "reward/std": float(rewards[valid].std(correction=0))}
+    return SequenceRewards(
+        raw=raw.tolist(),
+        rewards=torch.where(valid, rewards, torch.nan).tolist(),
+        valid=valid.tolist(),
+        exclude_reasons=_reasons(raw, is_invalid, is_lost),
+        metrics=metrics,
+    )
+
+
+def running_stats(metrics: Sequence[dict[str, float]]) -> RunningStats:
+    """The statistics of all batches whose stored metrics these are, in order; so a resumed run has the same."""
+    stats = RunningStats()
+    for batch in metrics:
+        count = int(batch.get("reward/raw_count", 0.0))
+        if count:
+            stats = stats.merged(RunningStats(count, batch["reward/raw_mean"], count * batch["reward/raw_std"] ** 2))
+    return stats
+
+
+def _raw_metrics(raw: Tensor) -> dict[str, float]:
+    """Statistics of the raw scores that count; only their number where there is none."""
+    if not len(raw):
+        return {"reward/raw_count": 0.0}
+    percentiles = np.percentile(raw.numpy(), PERCENTILES)
+    return {
+        "reward/raw_count": float(len(raw)),
+        "reward/raw_mean": float(raw.mean()),
+        "reward/raw_std": float(raw.std(correction=0)),
+        **{f"reward/raw_p{p:02d}": float(value) for p, value in zip(PERCENTILES, percentiles, strict=True)},
+    }
+
+
+def _reasons(raw: Tensor, is_invalid: Tensor, is_lost: Tensor) -> list[str | None]:
+    reasons: list[str | None] = []
+    for value, invalid, lost in zip(raw.tolist(), is_invalid.tolist(), is_lost.tolist(), strict=True):
+        if lost:
+            reasons.append("score is NaN" if np.isnan(value) else "score is infinite")
+        else:
+            reasons.append("ended early" if invalid else None)
+    return reasons
