@@ -51,6 +51,8 @@ class BenchmarkScore(Ref):
     drop_low: float = 0.0
     drop_high: float = 0.0
     margin_drop: float = 0.0
+    margin_drop_low: float = 0.0
+    margin_drop_high: float = 0.0
     p_value: float = 1.0
 
 
@@ -62,6 +64,9 @@ class EvaluationResult(Ref):
     perplexity: float | None = None
     held_out_reward: float
     held_out_reward_std: float
+    reward_gain: float = Field(0.0, description="held_out_reward above the baseline's, in its standard deviations")
+    reward_gain_low: float = Field(0.0, description="of its interval, by a bootstrap that pairs prompts")
+    reward_gain_high: float = 0.0
     held_out_kl_nats: float = 0.0
     path: Path
 
