@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -135,7 +136,7 @@ def _load(kind: Any, path: str, config: ModelConfig, dtype: torch.dtype) -> PreT
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"the model {name} cannot be loaded: {error}") from error
     lacking = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
     if lacking:

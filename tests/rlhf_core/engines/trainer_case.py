@@ -18,7 +18,7 @@ LENGTHS = ((3, 4), (5, 1), (2, 6), (4, 3), (1, 5), (6, 2), (3, 3), (2, 2))
 CONTROL = ControlState(kl_coef=0.05, ptx_coef=0.0)
 
 
-def run_config(model: Path, **sections: Any) -> RunConfig:
+def run_config(model: Path, /, **sections: Any) -> RunConfig:
     """A run without ptx and with learning rates at which one step shows; `sections` replace parts of it."""
     settings: dict[str, Any] = {
         "name": "tiny",

@@ -1,0 +1,137 @@
+"""The update stage: files in, checkpoint out, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlhf_core.checkpoints.stage import start_policy
+from rlhf_core.config.ppo import KlControllerConfig
+from rlhf_core.data.records import SAMPLED_TENSORS, SCORED_SCHEMA
+from rlhf_core.data.refs import CheckpointRef, ControlState, StageRef
+from rlhf_core.data.store import StageKey, finish_stage, load_stage, stage_folder, write_table
+from rlhf_core.errors import CannotLearn, DataError
+from rlhf_core.experience import stage as experience_stage
+from rlhf_core.runtime import Runtime, close_runtime, open_runtime, prepare_run
+from rlhf_core.update import stage as update_stage
+from rlhf_core.update.stage import next_control, read_experience
+from tests.rlhf_core.engines.trainer_case import ppo, run_config
+from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory):
+    model = make_tiny_model(tmp_path_factory.mktemp("stages") / "model")
+    config = run_config(model, ppo=ppo(mini_batch_rollouts=2, micro_batch_rollouts=2))
+    folder = prepare_run(config, resume=False)
+    yield open_runtime(folder.path)
+    close_runtime(folder.path)
+
+
+@pytest.fixture(scope="module")
+def policy(runtime: Runtime) -> CheckpointRef:
+    return start_policy(runtime)
+
+
+def rollout_rows(*, valid: tuple[bool, ...] = (True, True, False, True), engine_logprob: float = -5.0) -> pd.DataFrame:
+    rows = []
+    for index, is_valid in enumerate(valid):
+        response = list(range(10, 11 + index))
+        rows.append(
+            {
+                "iteration": 1,
+                "prompt_id": f"p{index}",
+                "sample_index": 0,
+                "domain": "general",
+                "prompt": "a",
+                "response": "b",
+                "prompt_ids": [5, 6, 7][: index + 1],
+                "response_ids": response,
+                "engine_logprobs": [engine_logprob] * len(response),
+                "seed": index,
+                "finish_reason": "eos",
+                "ending": ("natural", "truncated")[index % 2],
+                "attempts": 1,
+                "rejected_by": None,
+                "policy_step": 0,
+                "reward_raw": 1.0,
+                "reward": float(index) - 1.0 if is_valid else float("nan"),
+                "valid": is_valid,
+                "exclude_reason": None,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def stored(runtime: Runtime, frame: pd.DataFrame, iteration: int) -> StageRef:
+    final = runtime.folder.iteration(iteration) / "validated"
+    with stage_folder(final) as partial:
+        write_table(partial / "validated.parquet", frame, SCORED_SCHEMA)
+        finish_stage(partial, StageKey("validated", {}, iteration), rows=len(frame), metrics={})
+    return load_stage(final)
+
+
+def test_an_iteration_makes_experience_and_then_a_checkpoint_and_does_neither_twice(runtime, policy):
+    validated = stored(runtime, rollout_rows(), 1)
+    experience = experience_stage.run_stage(runtime, policy, validated, 1)
+    tensors = load_file(experience.path / "experience.safetensors")
+    assert set(SAMPLED_TENSORS) == set(tensors)
+    assert experience.rows == 3  # the row that is not valid is left out
+    assert tensors["response_mask"].sum(1).tolist() == [1, 2, 4]
+    assert experience.metrics["experience/kl_exact_nats"] == pytest.approx(0.0, abs=1e-6)
+    mean_gap = (tensors["old_logprobs"][tensors["response_mask"]] + 5.0).abs().mean().item()
+    assert experience.metrics["experience/engine_mismatch_nats"] == pytest.approx(mean_gap)
+
+    first = update_stage.run_stage(runtime, policy, experience, 1)
+    assert first.step == 1
+    assert first.control.kl_coef == pytest.approx(0.025)  # KL is 0, so β is halved
+    assert first.metrics["control/kl_coef"] == first.control.kl_coef
+    assert first.metrics["update/optimizer_steps"] == 4.0
+    after = runtime.at(first).evaluate_rollouts(read_experience(experience.path / "experience.safetensors").rollouts)
+    assert not torch.equal(after.logprobs, tensors["old_logprobs"])
+
+    stamp = (first.path / "MANIFEST.json").stat().st_mtime_ns
+    assert experience_stage.run_stage(runtime, policy, validated, 1) == experience
+    assert update_stage.run_stage(runtime, policy, experience, 1) == first
+    assert (first.path / "MANIFEST.json").stat().st_mtime_ns == stamp
+
+
+def test_without_a_valid_row_there_is_nothing_to_learn(runtime, policy):
+    validated = stored(runtime, rollout_rows(valid=(False, False)), 2)
+    with pytest.raises(CannotLearn, match="none of 2 rollouts"):
+        experience_stage.run_stage(runtime, policy, validated, 2)
+
+
+def test_engine_log_probs_that_do_not_fit_the_tokens_are_refused(runtime, policy):
+    frame = rollout_rows()
+    frame.at[1, "engine_logprobs"] = [-1.0]
+    with pytest.raises(DataError, match="row 1: 1 engine log-probs for 2"):
+        experience_stage.run_stage(runtime, policy, stored(runtime, frame, 3), 3)
+
+
+def test_beta_answers_the_kl_only_where_it_is_adaptive():
+    control = ControlState(kl_coef=0.1, ptx_coef=0.2)
+    adaptive = KlControllerConfig(smoothing=0.0)
+    assert next_control(control, adaptive, 1.0) == ControlState(kl_coef=0.2, kl_average_nats=1.0, ptx_coef=0.2)
+    assert next_control(control, KlControllerConfig(kind="fixed"), 1.0) == control
+
+
+def test_the_moving_average_of_kl_goes_on_from_the_checkpoint():
+    control = ControlState(kl_coef=0.1, ptx_coef=0.0, kl_average_nats=0.02)
+    assert next_control(control, KlControllerConfig(smoothing=0.5), 0.03).kl_average_nats == pytest.approx(0.025)
+
+
+def test_experience_that_is_missing_damaged_or_short_of_a_tensor_is_refused(tmp_path: Path):
+    path = tmp_path / "experience.safetensors"
+    with pytest.raises(DataError, match="cannot be read"):
+        read_experience(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_experience(path)
+    save_file({"advantages": torch.zeros(1)}, path)
+    with pytest.raises(DataError, match="old_logprobs"):
+        read_experience(path)

@@ -1,0 +1,67 @@
+"""The worker group of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf_core.engines.protocols import WorkerGroup
+from rlhf_core.errors import EngineError, OutOfMemory
+from rlhf_core.workers.inline import InlineWorkers
+from tests.rlhf_core.engines.trainer_case import CONTROL, CPU, random_experience, random_rollouts, run_config
+from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("inline") / "model")
+
+
+def test_an_update_survives_save_and_load_through_the_protocol(model, tmp_path):
+    workers: WorkerGroup = InlineWorkers(run_config(model), CPU)
+    rollouts = random_rollouts()
+    said = workers.evaluate_rollouts(rollouts)
+    assert isinstance(workers, InlineWorkers)
+    metrics = workers.update(random_experience(workers._rank, rollouts), [], CONTROL, seed=1)
+    workers.save(tmp_path / "checkpoint")
+    other: WorkerGroup = InlineWorkers(run_config(model), CPU)
+    other.load(tmp_path / "checkpoint")
+    assert metrics["update/optimizer_steps"] == 4.0
+    assert torch.equal(other.evaluate_rollouts(rollouts).logprobs, workers.evaluate_rollouts(rollouts).logprobs)
+    assert not torch.equal(other.evaluate_rollouts(rollouts).logprobs, said.logprobs)
+    assert not other.policy_model().training
+
+
+def test_closed_workers_say_so(model):
+    workers = InlineWorkers(run_config(model), CPU)
+    workers.close()
+    with pytest.raises(EngineError, match="closed"):
+        workers.policy_model()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA"), MemoryError("host"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+)
+def test_memory_that_runs_out_is_a_typed_error_with_advice(model, monkeypatch, error):
+    workers = InlineWorkers(run_config(model), CPU)
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(workers._rank.policy.base_model, "forward", fail)
+    with pytest.raises(OutOfMemory, match="micro_batch_rollouts"):
+        workers.evaluate_rollouts(random_rollouts())
+
+
+def test_another_runtime_error_is_passed_on_as_it_is(model, monkeypatch):
+    workers = InlineWorkers(run_config(model), CPU)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("shape mismatch")
+
+    monkeypatch.setattr(workers._rank.policy.base_model, "forward", fail)
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        workers.evaluate_rollouts(random_rollouts())
