@@ -144,13 +144,14 @@ class _HeadLogprobs(torch.autograd.Function):
                     torch.mm(residual, head_weight, out=grad_hidden).mul_(scale)
                 if grad_weight is not None:
                     torch.mm(residual.T, scale * hidden, out=grad_weight)
-            for chunk in chunks(len(ids) if grad_entropy is not None and with_entropy else 0, chunk_tokens):
-                scale = (-grad_entropy[chunk] / temperature)[:, None]
-                logits_grad = (_entropy_gradient(residual[chunk], ids[chunk], entropy[chunk]) * scale).to(hidden.dtype)
-                if grad_hidden is not None:
-                    grad_hidden[chunk].addmm_(logits_grad, head_weight)
-                if grad_weight is not None:
-                    grad_weight.addmm_(logits_grad.T, hidden[chunk])
+            if grad_entropy is not None and with_entropy:
+                scale = (-grad_entropy / temperature)[:, None]
+                for chunk in chunks(len(ids), chunk_tokens):
+                    logits_grad = _entropy_gradient(residual[chunk], ids[chunk], entropy[chunk]) * scale[chunk]
+                    if grad_hidden is not None:
+                        grad_hidden[chunk].addmm_(logits_grad.to(hidden.dtype), head_weight)
+                    if grad_weight is not None:
+                        grad_weight.addmm_(logits_grad.to(hidden.dtype).T, hidden[chunk])
         return grad_hidden, grad_weight, None, None
 
 

@@ -20,7 +20,7 @@ def ppo_policy_loss(
     response_mask: Bool[Tensor, "*shape"],
     *,
     clip_range: float,
-    token_count: float,
+    token_count: int | float,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Return `(loss, metrics)`; the loss is a sum over this micro-batch, divided by the mini-batch's `token_count`.
 

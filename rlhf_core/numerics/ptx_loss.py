@@ -10,7 +10,7 @@ from rlhf_core.numerics.masking import masked_sum
 
 
 def ptx_loss(
-    logprobs: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], token_count: float
+    logprobs: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], token_count: int | float
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Return `(loss, metrics)`: the cross-entropy of general text in nats, before its weight `ptx_coef`.
 

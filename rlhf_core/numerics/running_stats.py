@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Self
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -48,9 +47,9 @@ class RunningStats:
         batch = global_moments(values, mask, all_reduce)
         return self.merged(RunningStats(batch.count, batch.mean, batch.sum_squared_deviations))
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, int | float]:
         return asdict(self)
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, float]) -> Self:
+    def from_state_dict(cls, state: Mapping[str, int | float]) -> RunningStats:
         return cls(int(state["count"]), float(state["mean"]), float(state["sum_squared_deviations"]))

@@ -16,7 +16,7 @@ def clipped_value_loss(
     response_mask: Bool[Tensor, "*shape"],
     *,
     value_clip_range: float,
-    token_count: float,
+    token_count: int | float,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Return `(loss, metrics)`: half the larger squared error of the value and of the value clipped around the old one.
 
