@@ -101,7 +101,8 @@ def test_rollbacks_are_counted_over_the_whole_run_and_then_it_stops():
 def test_the_rewards_rise_is_counted_from_the_last_gate_that_was_kept():
     kept = gate(score(), number=1, reward_gain=0.5, decided="continue")
     abandoned = gate(score(), number=2, reward_gain=0.1, decided="roll_back")
-    decision = decide((kept, abandoned, gate(score(), number=3, reward_gain=0.51)), POLICY, kl_coef_maximum=BETA_MAXIMUM)
+    now = gate(score(), number=3, reward_gain=0.51)
+    decision = decide((kept, abandoned, now), POLICY, kl_coef_maximum=BETA_MAXIMUM)
     assert decision.kind == "adjust_ptx" and "rises slowly (+0.010 std)" in decision.reasons[-1]
 
 

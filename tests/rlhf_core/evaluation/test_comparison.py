@@ -67,10 +67,11 @@ def test_bootstrap_interval_agrees_with_the_normal_one_on_many_values():
 
 
 def test_a_loss_of_ten_percent_on_five_hundred_items_is_seen_and_equal_exchange_is_not():
-    lost = compare_items(flags((60, True, False), (10, False, True), (430, True, True)), _zeros(500), confidence=0.95, seed=0)
+    same = (np.zeros(500), np.zeros(500))
+    lost = compare_items(flags((60, True, False), (10, False, True), (430, True, True)), same, confidence=0.95, seed=0)
     assert lost.drop == pytest.approx(0.1)
     assert lost.drop_low > 0.05 and lost.p_value < 1e-6
-    even = compare_items(flags((35, True, False), (35, False, True), (430, True, True)), _zeros(500), confidence=0.95, seed=0)
+    even = compare_items(flags((35, True, False), (35, False, True), (430, True, True)), same, confidence=0.95, seed=0)
     assert even.drop_low < 0 < even.drop_high and even.p_value == 1.0
 
 
@@ -99,6 +100,3 @@ def test_other_items_than_the_baselines_are_refused(candidate):
 def test_no_benchmark_gives_no_score():
     assert benchmark_scores(frame([]), frame([]), 0.95, 0) == ()
 
-
-def _zeros(items: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.zeros(items), np.zeros(items)

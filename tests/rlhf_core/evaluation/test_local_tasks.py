@@ -15,7 +15,8 @@ from rlhf_core.errors import DataError
 from rlhf_core.evaluation.local_tasks import load_hellaswag, load_mmlu, stratified_subset, write_local_task
 
 ROW = "What is 1+1?,1,2,3,4,B\n"
-SCENE = {"ind": 7, "activity_label": "Cooking", "ctx": "A man cuts  bread.", "endings": ["He eats.", "It flies."], "label": 0}
+ENDINGS = ["He eats.", "It flies."]
+SCENE = {"ind": 7, "activity_label": "Cooking", "ctx": "A man cuts  bread.", "endings": ENDINGS, "label": 0}
 
 
 def mmlu(folder: Path, test: str = ROW, dev: str = "") -> Path:
@@ -62,17 +63,17 @@ def test_malformed_mmlu_is_refused_with_its_place(tmp_path, test, dev, fewshot, 
 def test_an_empty_mmlu_file_is_refused(tmp_path):
     folder = mmlu(tmp_path)
     (folder / "test" / "law_test.csv").write_text("")
-    with pytest.raises(DataError, match="law_test.csv is empty"):
+    with pytest.raises(DataError, match=r"law_test\.csv is empty"):
         load_mmlu(folder, 0)
 
 
 def test_hellaswag_prompt_and_endings_are_cleaned_as_the_harness_does(tmp_path):
     path = tmp_path / "items.jsonl"
     first = SCENE | {"ctx": "A man cuts  bread [title] Then he [x]stops.", "endings": ["He [step] eats.", "It flies."]}
-    second = {"activity_label": "Ski", "ctx_a": "Snow falls.", "ctx_b": "a skier", "endings": ["jumps", "is"], "label": "1"}
+    second = {"activity_label": "Ski", "ctx_a": "Snow falls.", "ctx_b": "a skier", "endings": ENDINGS, "label": "1"}
     path.write_text(json.dumps(first) + "\n" + json.dumps(second) + "\n")
     one, two = load_hellaswag(path, 0)
-    assert one.prompt == "Cooking: A man cuts bread.  Then he stops."
+    assert one.prompt == "Cooking: A man cuts bread. Then he stops."
     assert one.choices == ("He eats.", "It flies.") and one.answer == 0 and one.item_id == "7"
     assert (two.prompt, two.answer, two.stratum) == ("Ski: Snow falls. A skier", 1, "Ski")
 

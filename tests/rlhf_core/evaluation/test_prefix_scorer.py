@@ -17,6 +17,7 @@ from rlhf_core.models.packed_attention import use_packed_attention
 from tests.tiny_model import make_tiny_model
 
 tokens = st.lists(st.integers(0, 30), min_size=1, max_size=7)
+items_ = st.lists(st.tuples(tokens, st.lists(tokens, min_size=1, max_size=4)), min_size=1, max_size=4)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def definition(model, context, continuation, max_length=64):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(tokens, st.lists(tokens, min_size=1, max_size=4)), min_size=1, max_size=4), st.integers(8, 20))
+@given(items_, st.integers(8, 20))
 def test_packed_choices_have_the_log_likelihood_of_each_sequence_alone(model, items, max_length):
     pairs = [(context, choice) for context, choices in items for choice in choices]
     for (context, choice), (value, is_greedy) in zip(pairs, score(model, pairs, max_length=max_length), strict=True):
