@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from rlhf_core.data.store import MANIFEST, RunFolder, read_json
+from rlhf_core.reporting.sources import finite_of
 from rlhf_core.reporting.tables import Table, facts_table
 
 
@@ -14,14 +15,16 @@ def data_facts(folder: RunFolder) -> Table | None:
     if not manifest.exists():
         return None
     metrics = read_json(manifest)["metrics"]
-    return facts_table({name.removeprefix("data/").replace("_", " "): _count(value) for name, value in sorted(metrics.items())})
+    return facts_table(
+        {name.removeprefix("data/").replace("_", " "): _count(value) for name, value in sorted(metrics.items())}
+    )
 
 
 def quarantine_sentence(metrics: pd.DataFrame) -> str:
     """How many scored rollouts failed an expectation, over all iterations; empty before the first."""
-    if "validation/rows" not in metrics or "validation/quarantined" not in metrics:
+    rows, bad = int(sum(finite_of(metrics, "validation/rows"))), int(sum(finite_of(metrics, "validation/quarantined")))
+    if not rows:
         return ""
-    rows, bad = int(metrics["validation/rows"].sum()), int(metrics["validation/quarantined"].sum())
     if not bad:
         return f"All {rows} scored rollouts met every expectation."
     return f"{bad} of {rows} scored rollouts failed an expectation; they lie with their reasons in quarantined.parquet."

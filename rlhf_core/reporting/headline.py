@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf_core.data.refs import EvaluationResult
 from rlhf_core.reporting.sources import Gate, RunRecord
 
 Tone = Literal["good", "bad", "warn", "plain"]
@@ -15,11 +15,12 @@ TRUNCATED_SYMPTOM = 0.5
 
 @dataclass(frozen=True)
 class Gain:
-    """Rise of the held-out reward in standard deviations of the baseline's, with a 95 % interval."""
+    """Rise of the held-out reward in standard deviations of the baseline's, with its interval."""
 
     value: float
     low: float
     high: float
+    confidence: float
 
 
 @dataclass(frozen=True)
@@ -32,25 +33,13 @@ class Tile:
     tone: Tone = "plain"
 
 
-def reward_gain(baseline: EvaluationResult, now: EvaluationResult, rollouts: int) -> Gain | None:
-    """Gain of the mean, taking both means as independent; None where the baseline's rewards are all equal.
-
-    Args:
-        rollouts: responses behind each of the two means.
-    """
-    spread = baseline.held_out_reward_std
-    if spread <= 0 or rollouts < 2:
-        return None
-    value = (now.held_out_reward - baseline.held_out_reward) / spread
-    error = ((spread**2 + now.held_out_reward_std**2) / rollouts) ** 0.5 / spread
-    return Gain(value, value - 1.96 * error, value + 1.96 * error)
-
-
 def outcome_gain(run: RunRecord) -> Gain | None:
-    """The gain of the run's outcome; None before the first gate."""
-    if run.baseline is None or run.outcome is None or run.config is None:
+    """The gain of the run's outcome; None before the first gate, or where the policy gave no finite reward."""
+    if run.outcome is None:
         return None
-    return reward_gain(run.baseline, run.outcome.evaluation, run.config.evaluation.held_out_rollouts)
+    found = run.outcome.evaluation
+    gain = Gain(found.reward_gain, found.reward_gain_low, found.reward_gain_high, run.confidence)
+    return gain if math.isfinite(gain.value) else None
 
 
 def state_sentence(run: RunRecord) -> str:
@@ -59,7 +48,7 @@ def state_sentence(run: RunRecord) -> str:
     last_message = run.events[-1]["message"] if run.events else "no event was recorded"
     return {
         "not started": "Nothing has run yet.",
-        "unfinished": f"Unfinished: {run.iteration}{planned} iterations are recorded. What follows is the state so far.",
+        "unfinished": f"Unfinished: {run.iteration}{planned} iterations are recorded. This is the state so far.",
         "failed": f"Failed after {run.iteration}{planned} iterations: {last_message}",
         "stopped": f"Stopped by its gate after {run.iteration}{planned} iterations.",
         "finished": f"Finished: {run.iteration}{planned} iterations, {len(run.gates)} gates.",
@@ -73,7 +62,7 @@ def outcome_sentence(run: RunRecord) -> str:
         return "No gate has judged a checkpoint yet, so nothing can be said about the outcome."
     parts = [f"The policy of iteration {gate.evaluation.step} {_gain_words(gain)}"]
     parts.append(f"at a KL of {gate.evaluation.held_out_kl_nats:.3g} nats per token from its start")
-    parts.append(_ability_words(gate))
+    parts.append(_ability_words(run, gate))
     promoted = gate.decision is not None and gate.decision.promote
     verdict = "It passed its gate and is promoted." if promoted else "It was not promoted."
     return ", ".join(parts) + ". " + verdict
@@ -93,7 +82,7 @@ def next_steps(run: RunRecord) -> list[str]:
     """What a person should do now, the most urgent first."""
     steps = [*_state_steps(run), *_gain_steps(run), *_symptom_steps(run)]
     if run.gates and not any(gate.evaluation.benchmarks for gate in run.gates):
-        steps.append("No benchmark was run, so forgotten abilities would go unseen: list some under evaluation.benchmarks.")
+        steps.append("No benchmark was run, so forgotten abilities go unseen: list some under evaluation.benchmarks.")
     return steps
 
 
@@ -102,7 +91,7 @@ def _state_steps(run: RunRecord) -> list[str]:
         cause = "Mend the cause named in the last event, then go" if run.state == "failed" else "Go"
         return [f"{cause} on from the last checkpoint with: rlhf resume {run.folder.path}"]
     if run.best_step:
-        return [f"Use the promoted policy: {run.folder.best}/policy is a Hugging Face folder. Read samples before you trust its reward."]
+        return [f"Use the promoted policy, a Hugging Face folder: {run.folder.best}/policy. Read its samples first."]
     return ["No checkpoint passed a gate: keep the starting model, and read the gate's reasons below."]
 
 
@@ -111,7 +100,7 @@ def _gain_steps(run: RunRecord) -> list[str]:
     if gain is None or gain.low > 0:
         return []
     if kl is not None and run.config and kl < run.config.decisions.flat_kl_nats:
-        return ["The reward did not rise and the policy hardly moved: lower kl.start, or raise ppo.actor.learning_rate."]
+        return ["Reward and policy hardly moved: lower kl.start, or raise ppo.actor.learning_rate."]
     return ["The reward's rise is within noise: train for more iterations, or raise evaluation.held_out_rollouts."]
 
 
@@ -121,17 +110,25 @@ def _symptom_steps(run: RunRecord) -> list[str]:
     )
     steps: list[str] = []
     if kl is not None and run.config and kl > 1.5 * run.config.kl.target_nats:
-        steps.append(f"KL ({kl:.3g}) stands above 1.5 × its target ({run.config.kl.target_nats:g}): raise kl.start or kl.maximum.")
+        steps.append(
+            f"KL {kl:.3g} is above 1.5 × its target {run.config.kl.target_nats:g}: raise kl.start or kl.maximum."
+        )
     if clipped is not None and clipped > CLIPPED_SYMPTOM:
         steps.append(f"{clipped:.0%} of the rewards are clipped: check the scorer's scale, or raise reward.clip.")
     if cut is not None and cut > TRUNCATED_SYMPTOM:
         steps.append(f"{cut:.0%} of the responses hit the length limit: raise rollout.max_new_tokens.")
+    if run.reward_model and run.reward_model.word_baseline_accuracy is not None:
+        simple, own = run.reward_model.word_baseline_accuracy.value, run.reward_model.accuracy.value
+        if own <= simple:
+            steps.append(
+                f"The reward model ({own:.1%}) does not beat word counts ({simple:.1%}): train a better one first."
+            )
     return steps
 
 
 def _gain_words(gain: Gain | None) -> str:
     if gain is None:
-        return "was judged (its gain in baseline standard deviations is not known)"
+        return "gave no finite reward on the held-out prompts"
     if gain.low > 0:
         return f"earns {gain.value:+.2f} baseline standard deviations of reward on held-out prompts ({interval(gain)})"
     if gain.high < 0:
@@ -140,15 +137,17 @@ def _gain_words(gain: Gain | None) -> str:
 
 
 def interval(gain: Gain) -> str:
-    return f"95 % interval {gain.low:+.2f} to {gain.high:+.2f}"
+    return f"{100 * gain.confidence:g} % interval {gain.low:+.2f} to {gain.high:+.2f}"
 
 
-def _ability_words(gate: Gate) -> str:
+def _ability_words(run: RunRecord, gate: Gate) -> str:
     scores = gate.evaluation.benchmarks
     if not scores:
         return "with no benchmark run"
-    lost = [score.name for score in scores if score.drop_low > 0]
-    return f"with a proven loss on {', '.join(lost)}" if lost else "with no proven loss on " + ", ".join(s.name for s in scores)
+    lost = [score.name for score in scores if run.is_real_drop(score)]
+    if lost:
+        return f"with a proven loss on {', '.join(lost)}"
+    return f"with no proven loss on {', '.join(score.name for score in scores)}"
 
 
 def _gain_tile(run: RunRecord) -> Tile | None:
@@ -164,29 +163,35 @@ def _kl_tile(run: RunRecord) -> Tile | None:
     if kl is None:
         return None
     if run.config is None:
-        return Tile("KL per token", f"{kl:.3g} nats")
+        return Tile("KL per token, nats", f"{kl:.3g}")
     target, ceiling = run.config.kl.target_nats, run.config.decisions.kl_limit_nats
     tone: Tone = "bad" if kl > ceiling else "warn" if kl > 1.5 * target else "good"
-    return Tile("KL per token", f"{kl:.3g} nats", f"target {target:g}, limit {ceiling:g}", tone)
+    return Tile("KL per token, nats", f"{kl:.3g}", f"target {target:g}, limit {ceiling:g}", tone)
 
 
 def _ability_tiles(run: RunRecord) -> list[Tile]:
     if run.outcome is None:
         return []
     return [
-        Tile(score.name, f"{score.accuracy:.1%}", f"drop {100 * score.drop:+.1f} points, p = {score.p_value:.2g}",
-             "bad" if score.drop_low > 0 else "good")
+        Tile(
+            score.name,
+            f"{score.accuracy:.1%}",
+            f"drop {100 * score.drop:+.1f} points, p = {score.p_value:.2g}",
+            "bad" if run.is_real_drop(score) else "good",
+        )
         for score in run.outcome.evaluation.benchmarks
     ]
 
 
 def _reward_model_tiles(run: RunRecord) -> list[Tile]:
-    accuracy = run.reward_model.get("accuracy")
-    if accuracy is None:
+    facts = run.reward_model
+    if facts is None:
         return []
-    low, high = run.reward_model.get("accuracy_low"), run.reward_model.get("accuracy_high")
-    note = f"held-out pairs, {low:.1%} to {high:.1%}" if low is not None and high is not None else "held-out pairs"
-    return [Tile("reward model", f"{accuracy:.1%}", note, "good" if run.reward_model.get("is_accepted", True) else "bad")]
+    simple, accuracy = facts.word_baseline_accuracy, facts.accuracy
+    is_weak = simple is not None and accuracy.value <= simple.value
+    tone: Tone = "bad" if facts.failures else "warn" if is_weak else "good"
+    note = f"{accuracy.low:.1%} to {accuracy.high:.1%}" + (f", words alone {simple.value:.1%}" if simple else "")
+    return [Tile("reward model accuracy", f"{accuracy.value:.1%}", note, tone)]
 
 
 def _decision_tone(run: RunRecord) -> Tone:

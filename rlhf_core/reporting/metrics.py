@@ -48,7 +48,7 @@ def _iteration(row: Mapping[str, Any]) -> int:
     return row["iteration"]
 
 
-def _number(name: str, value: float) -> float | None:
+def _number(name: str, value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise DataError(f"metric {name!r} is {value!r} ({type(value).__name__}); give a Python float.")
     return float(value) if math.isfinite(value) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, cast
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -24,15 +25,22 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 def panels(titles: Sequence[str], *, height: int, row_heights: Sequence[float] | None = None) -> go.Figure:
     """Panels below each other that share the x axis; each title names the quantity and its unit."""
     figure = make_subplots(
-        rows=len(titles), cols=1, shared_xaxes=True, subplot_titles=list(titles),
+        rows=len(titles),
+        cols=1,
+        shared_xaxes=True,
+        subplot_titles=list(titles),
         vertical_spacing=min(0.1, 40 / height) if len(titles) > 1 else 0,
         row_heights=list(row_heights) if row_heights else None,
     )
-    for annotation in figure.layout.annotations:
+    for annotation in cast(Any, figure.layout).annotations:
         annotation.update(x=0, xanchor="left", font={"size": 12.5, "color": INK}, yshift=4)
     figure.update_layout(
-        height=height, template="plotly_white", font={"family": FONT, "size": 12, "color": INK},
-        margin={"l": 62, "r": 16, "t": 34, "b": 40}, hovermode="x unified", showlegend=False,
+        height=height,
+        template="plotly_white",
+        font={"family": FONT, "size": 12, "color": INK},
+        margin={"l": 62, "r": 16, "t": 34, "b": 40},
+        hovermode="x unified",
+        showlegend=False,
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "xanchor": "right", "x": 1, "font": {"size": 11.5}},
         hoverlabel={"font": {"family": FONT, "size": 12}},
     )
@@ -51,12 +59,17 @@ def iteration_axis(figure: go.Figure, iterations: Sequence[int], *, first: int =
     return figure
 
 
-def line(figure: go.Figure, x: Sequence[float], y: Sequence[float], *, name: str, color: str = ACCENT, row: int = 1) -> None:
+def line(
+    figure: go.Figure, x: Sequence[float], y: Sequence[float], *, name: str, color: str = ACCENT, row: int = 1
+) -> None:
     """A curve; single points stay visible by their markers."""
     marker = {"size": 5 if len(x) <= 40 else 0.1}
     figure.add_trace(
-        go.Scatter(x=list(x), y=list(y), name=name, mode="lines+markers", line={"color": color, "width": 2}, marker=marker),
-        row=row, col=1,
+        go.Scatter(
+            x=list(x), y=list(y), name=name, mode="lines+markers", line={"color": color, "width": 2}, marker=marker
+        ),
+        row=row,
+        col=1,
     )
 
 
@@ -64,9 +77,18 @@ def limit(figure: go.Figure, y: float, label: str, *, row: int = 1) -> None:
     """A labelled horizontal line that a curve should keep to; the axis is widened to show it."""
     xref = "x domain" if row == 1 else f"x{row} domain"
     yref = "y" if row == 1 else f"y{row}"
-    figure.add_shape(type="line", x0=0, x1=1, xref=xref, y0=y, y1=y, yref=yref, line={"color": LIMIT, "width": 1, "dash": "dash"})
+    figure.add_shape(
+        type="line", x0=0, x1=1, xref=xref, y0=y, y1=y, yref=yref, line={"color": LIMIT, "width": 1, "dash": "dash"}
+    )
     figure.add_annotation(
-        x=1, xref=xref, xanchor="right", y=y, yref=yref, yanchor="bottom", text=label, showarrow=False,
+        x=1,
+        xref=xref,
+        xanchor="right",
+        y=y,
+        yref=yref,
+        yanchor="bottom",
+        text=label,
+        showarrow=False,
         font={"size": 11, "color": LIMIT},
     )
     unseen = go.Scatter(x=[1], y=[y], mode="markers", opacity=0, hoverinfo="skip", showlegend=False)

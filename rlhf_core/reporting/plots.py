@@ -1,4 +1,4 @@
-"""The report's figures over iterations. Each takes records and returns a plotly figure, or None where nothing was measured."""
+"""The report's figures over iterations. Each is None where nothing was measured."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rlhf_core.reporting.plot_style import (
     panels,
 )
 from rlhf_core.reporting.samples import RewardHistogram
-from rlhf_core.reporting.sources import RunRecord
+from rlhf_core.reporting.sources import RunRecord, finite_of, values_of
 
-MARKED_EVENTS = ("rollback", "roll_back", "stop", "ptx_coef", "adjust_ptx", "failure")
+MARKED_EVENTS = frozenset({"rollback", "ptx_coef", "non_finite", "checkpoint_fallback", "failure"})
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,24 @@ def control_figure(run: RunRecord) -> go.Figure | None:
         return None
     figure = panels(
         ["reward of the scorer: mean, 25–75 % and 5–95 % of the rollouts", _kl_title(frame), "β (kl_coef)"],
-        height=620, row_heights=[0.44, 0.34, 0.22],
+        height=620,
+        row_heights=[0.44, 0.34, 0.22],
     )
     x = frame.index.tolist()
     for low, high, color in (("p05", "p95", BAND), ("p25", "p75", BAND_DARK)):
         _band(figure, frame, f"reward/raw_{low}", f"reward/raw_{high}", color)
-    line(figure, x, frame["reward/raw_mean"], name="mean reward")
+    line(figure, x, values_of(frame, "reward/raw_mean"), name="mean reward")
     for name, color in (("experience/kl_exact_nats", ACCENT), ("experience/kl_penalty_nats", SECOND)):
         if name in frame:
             label = "KL, exact" if color == ACCENT else "KL in the penalty"
-            line(figure, x, frame[name], name=label, color=color, row=2)
+            line(figure, x, values_of(frame, name), name=label, color=color, row=2)
     if run.config:
         limit(figure, run.config.kl.target_nats, "target", row=2)
-        highest = frame["experience/kl_exact_nats"].max() if "experience/kl_exact_nats" in frame else 0.0
+        highest = max(finite_of(frame, "experience/kl_exact_nats"), default=0.0)
         if highest > 0.4 * run.config.decisions.kl_limit_nats:
             limit(figure, run.config.decisions.kl_limit_nats, "limit: the run stops", row=2)
     if "control/kl_coef" in frame:
-        line(figure, x, frame["control/kl_coef"], name="β", row=3)
+        line(figure, x, values_of(frame, "control/kl_coef"), name="β", row=3)
         figure.update_traces(line_shape="hv", selector={"name": "β"})
     _mark_events(figure, run)
     figure.update_yaxes(rangemode="tozero", row=2, col=1)
@@ -70,7 +71,8 @@ def _kl_title(frame: pd.DataFrame) -> str:
     title = "KL to the reference, nats per token"
     if "experience/kl_penalty_nats" not in frame:
         return title
-    return f"{title}: <span style='color:{ACCENT}'>exact</span>, <span style='color:{SECOND}'>as it entered the reward</span>"
+    penalty = f"<span style='color:{SECOND}'>as it entered the reward</span>"
+    return f"{title}: <span style='color:{ACCENT}'>exact</span>, {penalty}"
 
 
 def held_out_figure(run: RunRecord) -> go.Figure | None:
@@ -84,8 +86,12 @@ def held_out_figure(run: RunRecord) -> go.Figure | None:
     steps = [point.step for point in points]
     figure.add_trace(
         go.Scatter(
-            x=steps, y=[point.held_out_reward for point in points], name="held-out reward", mode="lines+markers",
-            line={"color": ACCENT, "width": 2}, marker={"size": 7},
+            x=steps,
+            y=[point.held_out_reward for point in points],
+            name="held-out reward",
+            mode="lines+markers",
+            line={"color": ACCENT, "width": 2},
+            marker={"size": 7},
             error_y={"array": errors, "color": ACCENT, "thickness": 1.2, "width": 5},
         )
     )
@@ -96,7 +102,7 @@ def held_out_figure(run: RunRecord) -> go.Figure | None:
 def ability_figure(run: RunRecord) -> go.Figure | None:
     """γ (ptx_coef) above the benchmark scores that steer it, with their intervals."""
     points = [point for point in (run.baseline, *(gate.evaluation for gate in run.gates)) if point and point.benchmarks]
-    has_ptx = "control/ptx_coef" in run.metrics and bool(run.metrics["control/ptx_coef"].max() > 0)
+    has_ptx = max(finite_of(run.metrics, "control/ptx_coef"), default=0.0) > 0
     if not points and not has_ptx:
         return None
     titles = ["benchmark accuracy with interval"] * bool(points) + ["γ (ptx_coef)"] * has_ptx
@@ -107,20 +113,27 @@ def ability_figure(run: RunRecord) -> go.Figure | None:
         offset = 0.06 * (shift - (len(names) - 1) / 2)
         figure.add_trace(
             go.Scatter(
-                x=[step + offset for step, _ in scores], y=[score.accuracy for _, score in scores], name=name,
-                mode="lines+markers", line={"color": color, "width": 2}, marker={"size": 7},
+                x=[step + offset for step, _ in scores],
+                y=[score.accuracy for _, score in scores],
+                name=name,
+                mode="lines+markers",
+                line={"color": color, "width": 2},
+                marker={"size": 7},
                 error_y={
                     "array": [score.high - score.accuracy for _, score in scores],
-                    "arrayminus": [score.accuracy - score.low for _, score in scores], "thickness": 1.2, "width": 5,
+                    "arrayminus": [score.accuracy - score.low for _, score in scores],
+                    "thickness": 1.2,
+                    "width": 5,
                 },
             ),
-            row=1, col=1,
+            row=1,
+            col=1,
         )
     if points:
         figure.update_yaxes(tickformat=".0%", row=1, col=1)
     if has_ptx:
-        line(figure, run.metrics.index.tolist(), run.metrics["control/ptx_coef"], name="γ", row=len(titles))
-        figure.update_traces(line_shape="hv", selector={"name": "γ"})
+        line(figure, run.metrics.index.tolist(), values_of(run.metrics, "control/ptx_coef"), name="γ", row=len(titles))
+        figure.update_traces(line_shape="hv", showlegend=False, selector={"name": "γ"})
         figure.update_yaxes(rangemode="tozero", row=len(titles), col=1)
     figure.update_layout(showlegend=len(names) > 1)
     return iteration_axis(figure, [*run.metrics.index, *(point.step for point in points)], first=0)
@@ -134,8 +147,13 @@ def density_figure(histogram: RewardHistogram | None) -> go.Figure | None:
     centres = (histogram.edges[:-1] + histogram.edges[1:]) / 2
     figure.add_trace(
         go.Heatmap(
-            x=histogram.iterations, y=centres, z=histogram.share, colorscale=[[0, "#ffffff"], [0.15, "#dbe7f3"], [1, ACCENT]],
-            zmin=0, showscale=True, colorbar={"thickness": 10, "tickformat": ".0%", "outlinewidth": 0, "len": 0.9},
+            x=histogram.iterations,
+            y=centres,
+            z=histogram.share,
+            colorscale=[[0, "#ffffff"], [0.15, "#dbe7f3"], [1, ACCENT]],
+            zmin=0,
+            showscale=True,
+            colorbar={"thickness": 10, "tickformat": ".0%", "outlinewidth": 0, "len": 0.9},
             hovertemplate="iteration %{x}<br>reward %{y:.3g}<br>%{z:.1%} of rollouts<extra></extra>",
         )
     )
@@ -160,14 +178,15 @@ def endings_figure(frame: pd.DataFrame) -> go.Figure | None:
 
 def panel_figure(frame: pd.DataFrame, panel: Panel) -> go.Figure | None:
     """A small figure of some metrics with their limits; None where none of them was measured."""
-    names = {name: label for name, label in panel.metrics.items() if name in frame and frame[name].notna().any()}
+    names = {name: label for name, label in panel.metrics.items() if finite_of(frame, name)}
     if not names:
         return None
     figure = panels([panel.title], height=290)
     x = frame.index.tolist()
     for (name, label), color in zip(names.items(), SERIES, strict=False):
-        line(figure, x, frame[name], name=label, color=color)
-    pad_constant(figure, [value for name in names for value in frame[name].dropna()] + [value for value, _ in panel.limits])
+        line(figure, x, values_of(frame, name), name=label, color=color)
+    measured = [value for name in names for value in finite_of(frame, name)]
+    pad_constant(figure, [*measured, *(value for value, _ in panel.limits)])
     for value, label in panel.limits:
         limit(figure, value, label)
     figure.update_layout(showlegend=len(names) > 1)
@@ -182,10 +201,17 @@ def _band(figure: go.Figure, frame: pd.DataFrame, low: str, high: str, color: st
     for name, fill in edges:
         figure.add_trace(
             go.Scatter(
-                x=x, y=frame[name], name=name.rpartition("_")[2], mode="lines", line={"width": 0, "color": color},
-                fill=fill, fillcolor=color, hovertemplate="%{y:.3g}",
+                x=x,
+                y=frame[name],
+                name=name.rpartition("_")[2],
+                mode="lines",
+                line={"width": 0, "color": color},
+                fill=fill,
+                fillcolor=color,
+                hovertemplate="%{y:.3g}",
             ),
-            row=1, col=1,
+            row=1,
+            col=1,
         )
 
 

@@ -42,7 +42,11 @@ def write_report(folder: RunFolder) -> Path:
 def render(run: RunRecord) -> str:
     """The page as text. Everything that a model, a data set or a user wrote is escaped."""
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     figures = _figures(run)
     return environment.get_template("report.html.j2").render(
@@ -90,16 +94,15 @@ def _html(figure: go.Figure | None, name: str) -> Markup | None:
 
 
 def _sections(run: RunRecord) -> dict[str, Any]:
-    tolerated = run.config.decisions.tolerated_drop if run.config else None
     return {
-        "gates": [(gate, tables.gate_table(gate, run.baseline, tolerated)) for gate in run.gates],
+        "gates": [(gate, tables.gate_table(run, gate)) for gate in run.gates],
         "events": tables.event_table(run.events),
         "reward_model": reward_model_section(run.reward_model),
         "data_facts": data_facts(run.folder),
         "quarantine": quarantine_sentence(run.metrics),
         "data_docs": data_docs(run.folder),
         "config": tables.config_table(run),
-        "manifest": tables.facts_table(run.manifest),
+        "manifest": tables.facts_table({name: value for name, value in run.manifest.items() if name != "config"}),
         "times": tables.time_table(run.time_by_stage),
         "places": tables.table(("what", "where, inside the run folder"), _places(run.folder)),
     }
@@ -114,7 +117,7 @@ def _samples(run: RunRecord) -> dict[str, Any]:
         "best": _rows(best),
         "worst": _rows(worst),
         "outliers": tables.outlier_table(prompt_outliers(rollouts)),
-        "sample_window": int(rollouts["iteration"].nunique()),
+        "sample_window": len(set(rollouts["iteration"])),
     }
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from rlhf_core.reporting.reward_model_facts import RewardModelFacts, Share
 from rlhf_core.reporting.tables import Table, number, percent, table
 
 
@@ -15,42 +14,40 @@ class RewardModelSection:
     tables: list[Table] = field(default_factory=list[Table])
 
 
-def reward_model_section(validation: Mapping[str, Any]) -> RewardModelSection:
+def reward_model_section(facts: RewardModelFacts | None) -> RewardModelSection:
     """The verdict in words, then accuracy and length bias, then accuracy by domain."""
-    if not validation:
+    if facts is None:
         return RewardModelSection(["No reward model has been validated in this run (the reward may be a callable)."])
-    rows = [
-        ("accuracy on held-out pairs", _with_interval(validation, "accuracy", percent)),
-        ("accuracy of TF-IDF with length on the same pairs", percent(validation.get("tfidf_accuracy"))),
-        ("accuracy where the shorter response is preferred", percent(validation.get("shorter_preferred_accuracy"))),
-        ("rank correlation of score and response length", _with_interval(validation, "length_correlation", number)),
-        ("held-out pairs", number(validation.get("pairs"))),
+    shares = [
+        ("accuracy", facts.accuracy),
+        ("accuracy where the shorter response is preferred", facts.shorter_preferred_accuracy),
+        ("for comparison: TF-IDF with length", facts.word_baseline_accuracy),
+        ("for comparison: the longer response wins", facts.longer_wins_accuracy),
     ]
-    shown = table(("measure", "value (interval)"), [row for row in rows if row[1] != "–"], (1,))
-    domains = validation.get("by_domain") or {}
-    by_domain = table(
-        ("domain", "pairs", "accuracy (interval)"),
-        [(name, number(facts.get("pairs")), _with_interval(facts, "accuracy", percent)) for name, facts in domains.items()],
-        (1, 2),
-    )
-    return RewardModelSection(_sentences(validation), [shown, *([by_domain] if len(domains) > 1 else [])])
+    rows = [(name, _interval(share), str(share.pairs)) for name, share in shares if share is not None]
+    correlation = " to ".join(number(end) for end in (facts.length_correlation_low, facts.length_correlation_high))
+    rows.append(("rank correlation of score and length", f"{number(facts.length_correlation)} ({correlation})", ""))
+    rows.append(("score, mean and standard deviation", f"{number(facts.score_mean)}, {number(facts.score_std)}", ""))
+    tables = [table(("on held-out pairs", f"value ({100 * facts.confidence:g} % interval)", "pairs"), rows, (1, 2))]
+    if len(facts.by_domain) > 1:
+        domains = [(name, _interval(share), str(share.pairs)) for name, share in facts.by_domain.items()]
+        tables.append(table(("domain", "accuracy (interval)", "pairs"), domains, (1, 2)))
+    return RewardModelSection(_sentences(facts), tables)
 
 
-def _sentences(validation: Mapping[str, Any]) -> list[str]:
-    accepted = validation.get("is_accepted", True)
-    sentences = ["The reward model passed its validation." if accepted else "The reward model failed its validation."]
-    sentences.extend(validation.get("reasons", ()))
-    accuracy, simple = validation.get("accuracy"), validation.get("tfidf_accuracy")
-    if accuracy is not None and simple is not None and accuracy <= simple:
+def _sentences(facts: RewardModelFacts) -> list[str]:
+    sentences = [
+        "The reward model failed its validation:" if facts.failures else "The reward model passed its validation."
+    ]
+    sentences.extend(facts.failures)
+    simple = facts.word_baseline_accuracy
+    if simple is not None and facts.accuracy.value <= simple.value:
         sentences.append(
-            f"It does not beat word counts with length ({percent(simple)}) on the same pairs: a rise of its reward is weak "
-            "evidence of better responses."
+            f"It does not beat word counts with length ({percent(simple.value)}) on the same pairs: a rise of its "
+            "reward is weak evidence of better responses."
         )
     return sentences
 
 
-def _with_interval(facts: Mapping[str, Any], name: str, form: Any) -> str:
-    value, low, high = facts.get(name), facts.get(f"{name}_low"), facts.get(f"{name}_high")
-    if value is None or low is None or high is None:
-        return form(value)
-    return f"{form(value)} ({form(low)} to {form(high)})"
+def _interval(share: Share) -> str:
+    return f"{percent(share.value)} ({percent(share.low)} to {percent(share.high)})"

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pandas as pd
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlhf_core.checkpoints.registry import RegistryState
+from rlhf_core.config.evaluation import DecisionConfig
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.events import read_events
-from rlhf_core.data.refs import EvaluationResult
+from rlhf_core.data.refs import BenchmarkScore, EvaluationResult
 from rlhf_core.data.store import RunFolder, read_json, read_json_lines
+from rlhf_core.decisions.decide import is_real_drop
 from rlhf_core.errors import DataError
+from rlhf_core.reporting.reward_model_facts import RewardModelFacts, load_reward_model_facts
 from rlhf_core.reporting.timing import time_by_stage
 
 EVALUATION_FILE = "evaluation.json"
-FAILURE_EVENTS = frozenset({"failure", "failed", "crash"})
+FAILURE_EVENTS = frozenset({"failure"})
 
 RunState = Literal["not started", "unfinished", "failed", "stopped", "finished"]
 
@@ -55,7 +59,7 @@ class RunRecord:
     events: tuple[dict[str, Any], ...]
     baseline: EvaluationResult | None
     gates: tuple[Gate, ...]
-    reward_model: dict[str, Any]
+    reward_model: RewardModelFacts | None
     registry: RegistryState
 
     @property
@@ -65,11 +69,24 @@ class RunRecord:
     @property
     def iteration(self) -> int:
         """The last iteration with metrics; 0 before the first."""
-        return int(self.metrics.index.max()) if len(self.metrics) else 0
+        return max(self.metrics.index.tolist(), default=0)
 
     @cached_property
     def time_by_stage(self) -> pd.DataFrame:
         return time_by_stage(self.folder)
+
+    @property
+    def confidence(self) -> float:
+        """Level of all intervals of the gates."""
+        return self._policy.confidence
+
+    def is_real_drop(self, score: BenchmarkScore) -> bool:
+        """Whether a benchmark's loss counts as more than noise, by the gate's own rule."""
+        return is_real_drop(score, self._policy)
+
+    @property
+    def _policy(self) -> DecisionConfig:
+        return self.config.decisions if self.config else DecisionConfig.model_validate({})
 
     @property
     def last_decision(self) -> GateDecision | None:
@@ -79,13 +96,13 @@ class RunRecord:
     @property
     def state(self) -> RunState:
         """Where the run stands, by the files it has left."""
-        if self.events and self.events[-1]["kind"] in FAILURE_EVENTS:
-            return "failed"
         if self.last_decision and self.last_decision.kind == "stop":
             return "stopped"
         decided = sum(gate.decision is not None for gate in self.gates)
         if self.config and decided >= self.config.rounds:
             return "finished"
+        if self.events and self.events[-1]["kind"] in FAILURE_EVENTS:
+            return "failed"
         return "unfinished" if self.baseline or len(self.metrics) or self.events else "not started"
 
     @property
@@ -103,9 +120,7 @@ class RunRecord:
 
     def last(self, metric: str) -> float | None:
         """The latest value of a metric; None where it was never finite."""
-        if metric not in self.metrics or self.metrics[metric].dropna().empty:
-            return None
-        return float(self.metrics[metric].dropna().iloc[-1])
+        return next(reversed(finite_of(self.metrics, metric)), None)
 
 
 def load_run(folder: RunFolder) -> RunRecord:
@@ -124,14 +139,24 @@ def load_run(folder: RunFolder) -> RunRecord:
         events=tuple(read_events(folder)),
         baseline=_evaluation(folder.baseline / EVALUATION_FILE),
         gates=_gates(folder),
-        reward_model=_json_object(folder.reward_model / "validation.json"),
+        reward_model=load_reward_model_facts(folder.reward_model / "validation.json"),
         registry=_registry(folder.checkpoints / "REGISTRY.json"),
     )
 
 
 def load_metrics(folder: RunFolder) -> pd.DataFrame:
-    """Rows by iteration as float64, columns sorted by name; NaN where an iteration lacks a metric. Empty before the first."""
+    """Rows by iteration as float64, columns sorted by name; NaN where an iteration lacks a metric."""
     return metrics_frame(read_json_lines(folder.metrics / "metrics.jsonl"))
+
+
+def values_of(frame: pd.DataFrame, metric: str) -> list[float]:
+    """A metric's values by iteration; NaN where it was not measured."""
+    return cast(Any, frame[metric]).to_numpy(dtype=float).tolist()
+
+
+def finite_of(frame: pd.DataFrame, metric: str) -> list[float]:
+    """The measured values of a metric; empty where no iteration has it."""
+    return [value for value in values_of(frame, metric) if math.isfinite(value)] if metric in frame else []
 
 
 def metrics_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -156,7 +181,7 @@ def _json_object(path: Path) -> dict[str, Any]:
         return {}
     value = read_json(path)
     if not isinstance(value, dict):
-        raise DataError(f"{path} holds a {type(value).__name__}, not an object; it is damaged. Remove it and resume the run.")
+        raise DataError(f"{path} holds a {type(value).__name__}, not an object. Remove it and resume the run.")
     return value
 
 
@@ -164,7 +189,9 @@ def _registry(path: Path) -> RegistryState:
     try:
         return RegistryState.model_validate(_json_object(path))
     except ValidationError as error:
-        raise DataError(f"{path} is not a checkpoint registry: {error}. Run `rlhf resume`, or restore the file.") from error
+        raise DataError(
+            f"{path} is not a checkpoint registry: {error}. Restore the file, then resume the run."
+        ) from error
 
 
 def _evaluation(path: Path) -> EvaluationResult | None:

@@ -14,7 +14,11 @@ from rlhf_core.reporting.sources import RunRecord, RunState, load_run
 
 SHOWN_EVENTS = 5
 _STATE_STYLES: dict[RunState, str] = {
-    "not started": "dim", "unfinished": "yellow", "failed": "bold red", "stopped": "yellow", "finished": "green",
+    "not started": "dim",
+    "unfinished": "yellow",
+    "failed": "bold red",
+    "stopped": "yellow",
+    "finished": "green",
 }
 _ITERATION_PARTS = ("rollouts", "scored", "validated", "experience")
 

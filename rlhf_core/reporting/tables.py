@@ -52,32 +52,43 @@ def number(value: Any) -> str:
     return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
-def gate_table(gate: Gate, baseline: EvaluationResult | None, tolerated: float | None) -> Table:
+def gate_table(run: RunRecord, gate: Gate) -> Table:
     """One gate: each benchmark, perplexity, held-out reward and KL against the baseline."""
+    baseline = run.baseline
     before = {score.name: score for score in baseline.benchmarks} if baseline else {}
-    rows = [_benchmark_row(score, before.get(score.name), tolerated) for score in gate.evaluation.benchmarks]
+    rows = [_benchmark_row(run, score, before.get(score.name)) for score in gate.evaluation.benchmarks]
     now = gate.evaluation
     if now.perplexity is not None:
         old = number(baseline.perplexity) if baseline else "–"
         rows.append(("perplexity on held-out text", old, number(now.perplexity), "", "", ""))
     old = f"{baseline.held_out_reward:.3f}" if baseline else "–"
     rows.append(("reward on held-out prompts", old, f"{now.held_out_reward:.3f}", "", "", ""))
+    rows.append(("gain of that reward, in the baseline's std", "0", _gain(now), "", "", ""))
     rows.append(("KL on held-out prompts, nats per token", "0", number(now.held_out_kl_nats), "", "", ""))
     return table(("measure", "baseline", "now", "drop, points (interval)", "p", "verdict"), rows, (1, 2, 3, 4))
 
 
-def _benchmark_row(
-    score: BenchmarkScore, before: BenchmarkScore | None, tolerated: float | None
-) -> tuple[str | Cell, ...]:
+def _gain(now: EvaluationResult) -> str:
+    return f"{now.reward_gain:+.2f} ({now.reward_gain_low:+.2f} to {now.reward_gain_high:+.2f})"
+
+
+def _benchmark_row(run: RunRecord, score: BenchmarkScore, before: BenchmarkScore | None) -> tuple[str | Cell, ...]:
     drop = f"{points(score.drop)} ({points(score.drop_low)} to {points(score.drop_high)})"
     now = f"{percent(score.accuracy)} ({percent(score.low)} to {percent(score.high)})"
     old = percent(before.accuracy) if before else "–"
-    return (f"{score.name}, {score.items} items", old, now, drop, f"{score.p_value:.3g}", _drop_verdict(score, tolerated))
+    return (
+        f"{score.name}, {score.items} items",
+        old,
+        now,
+        drop,
+        f"{score.p_value:.3g}",
+        _drop_verdict(run, score),
+    )
 
 
-def _drop_verdict(score: BenchmarkScore, tolerated: float | None) -> Cell:
-    if score.drop_low > 0:
-        within = tolerated is not None and score.drop <= tolerated
+def _drop_verdict(run: RunRecord, score: BenchmarkScore) -> Cell:
+    if run.is_real_drop(score):
+        within = run.config is not None and score.drop <= run.config.decisions.tolerated_drop
         return Cell("real, tolerated drop", "warn") if within else Cell("real drop", "bad")
     return Cell("real rise", "good") if score.drop_high < 0 else Cell("no proven change", "good")
 
@@ -85,8 +96,13 @@ def _drop_verdict(score: BenchmarkScore, tolerated: float | None) -> Cell:
 def event_table(events: Iterable[Mapping[str, Any]]) -> Table:
     """All events in order."""
     rows = [
-        (str(event.get("time", ""))[:19].replace("T", " "), number(event.get("iteration")), number(event.get("round")),
-         str(event["kind"]).replace("_", " "), str(event["message"]))
+        (
+            str(event.get("time", ""))[:19].replace("T", " "),
+            number(event.get("iteration")),
+            number(event.get("round")),
+            str(event["kind"]).replace("_", " "),
+            str(event["message"]),
+        )
         for event in events
     ]
     return table(("time (UTC)", "iteration", "round", "kind", "what happened"), rows, (1, 2))
@@ -95,9 +111,14 @@ def event_table(events: Iterable[Mapping[str, Any]]) -> Table:
 def time_table(stages: pd.DataFrame) -> Table:
     """Seconds by stage."""
     rows = [
-        (str(stage).replace("_", " "), str(int(row["calls"])), f"{row['seconds']:.1f}", f"{row['mean_seconds']:.2f}",
-         percent(row["share"]))
-        for stage, row in stages.iterrows()
+        (
+            str(stage).replace("_", " "),
+            str(int(row["calls"])),
+            f"{row['seconds']:.1f}",
+            f"{row['mean_seconds']:.2f}",
+            percent(row["share"]),
+        )
+        for stage, row in zip(stages.index, stages.to_dict("records"), strict=True)
     ]
     return table(("stage", "calls", "seconds", "seconds per call", "share"), rows, (1, 2, 3, 4))
 
@@ -122,22 +143,45 @@ def config_table(run: RunRecord) -> Table | None:
     config = run.config
     if config is None:
         return None
-    ptx = f"from {config.ppo.ptx.coef:g}, every {config.ppo.ptx.every_updates} updates" if config.ppo.ptx.enabled else "off"
-    scorer = config.reward_model.path or "trained here" if config.reward.scorer == "reward_model" else "a Python callable"
+    ptx = (
+        f"from {config.ppo.ptx.coef:g}, every {config.ppo.ptx.every_updates} updates"
+        if config.ppo.ptx.enabled
+        else "off"
+    )
+    scorer = (
+        config.reward_model.path or "trained here" if config.reward.scorer == "reward_model" else "a Python callable"
+    )
     rows = [
-        ("policy starts from", config.model.policy), ("reward", f"{scorer}; {config.reward.normalisation} normalisation, "
-                                                      f"clipped at ±{config.reward.clip:g}"),
+        ("policy starts from", config.model.policy),
+        ("reward", f"{scorer}; {config.reward.normalisation} normalisation, clipped at ±{config.reward.clip:g}"),
         ("length of the run", f"{config.rounds} rounds of {config.iterations_per_round} iterations"),
-        ("rollouts per iteration", f"{config.rollout.prompts_per_iteration} prompts × {config.rollout.samples_per_prompt}, "
-                                   f"up to {config.rollout.max_new_tokens} tokens at temperature {config.rollout.temperature:g}"),
-        ("PPO", f"{config.ppo.epochs} epochs, mini-batches of {config.ppo.mini_batch_rollouts}, clip range {config.ppo.clip_range:g}"),
-        ("learning rates", f"actor {config.ppo.actor.learning_rate:g} ({config.ppo.actor.schedule}), critic "
-                           f"{config.ppo.critic.learning_rate:g} ({config.ppo.critic.schedule})"),
-        ("KL control", f"{config.kl.kind}, target {config.kl.target_nats:g} nats per token, β from {config.kl.start:g}"),
+        (
+            "rollouts per iteration",
+            f"{config.rollout.prompts_per_iteration} prompts × {config.rollout.samples_per_prompt}, "
+            f"up to {config.rollout.max_new_tokens} tokens at temperature {config.rollout.temperature:g}",
+        ),
+        (
+            "PPO",
+            f"{config.ppo.epochs} epochs, mini-batches of {config.ppo.mini_batch_rollouts}, "
+            f"clip range {config.ppo.clip_range:g}",
+        ),
+        (
+            "learning rates",
+            f"actor {config.ppo.actor.learning_rate:g} ({config.ppo.actor.schedule}), critic "
+            f"{config.ppo.critic.learning_rate:g} ({config.ppo.critic.schedule})",
+        ),
+        (
+            "KL control",
+            f"{config.kl.kind}, target {config.kl.target_nats:g} nats per token, β from {config.kl.start:g}",
+        ),
         ("ptx (γ)", ptx),
-        ("gate", f"tolerates {config.decisions.tolerated_drop:.1%}, rolls back at {config.decisions.rollback_drop:.1%}, "
-                 f"stops at KL {config.decisions.kl_limit_nats:g}"),
-        ("precision", f"weights float32, autocast {config.model.autocast}"), ("seed", str(config.seed)),
+        (
+            "gate",
+            f"tolerates {config.decisions.tolerated_drop:.1%}, rolls back at {config.decisions.rollback_drop:.1%}, "
+            f"stops at KL {config.decisions.kl_limit_nats:g}",
+        ),
+        ("precision", f"weights float32, autocast {config.model.autocast}"),
+        ("seed", str(config.seed)),
     ]
     return table(("setting", "value"), rows)
 
@@ -147,9 +191,15 @@ def outlier_table(outliers: pd.DataFrame) -> Table:
     has_kl = "kl_nats" in outliers
     headers = ["prompt", "domain", "rollouts", "reward", "z", *(["KL", "z"] if has_kl else [])]
     rows = [
-        [_cut(row["prompt"], 160), str(row["domain"]), str(row["rollouts"]), number(row["reward_raw"]), f"{row['reward_z']:+.1f}",
-         *([number(row["kl_nats"]), f"{row['kl_z']:+.1f}"] if has_kl else [])]
-        for _, row in outliers.iterrows()
+        [
+            _cut(str(row["prompt"]), 160),
+            str(row["domain"]),
+            str(row["rollouts"]),
+            number(row["reward_raw"]),
+            f"{row['reward_z']:+.1f}",
+            *([number(row["kl_nats"]), f"{row['kl_z']:+.1f}"] if has_kl else []),
+        ]
+        for row in outliers.to_dict("records")
     ]
     return table(headers, rows, range(2, len(headers)))
 

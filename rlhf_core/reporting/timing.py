@@ -31,6 +31,6 @@ def time_by_stage(folder: RunFolder) -> pd.DataFrame:
         return pd.DataFrame({"calls": [], "seconds": [], "mean_seconds": [], "share": []})
     groups = pd.DataFrame(rows).groupby("stage")["seconds"]
     table = pd.DataFrame({"calls": groups.size(), "seconds": groups.sum(), "mean_seconds": groups.mean()})
-    total = float(table["seconds"].sum())
+    total = sum(row["seconds"] for row in rows)
     table["share"] = table["seconds"] / total if total else 0.0
     return table.sort_values(["seconds"], ascending=False, kind="stable")

@@ -49,7 +49,10 @@ def test_a_value_that_is_not_finite_is_null_and_every_line_stays_strict_json(tmp
     record_iteration(folder, 1, {"update/policy_loss": math.nan, "update/value_loss": math.inf, "reward/mean": 1.0})
     line = (folder.metrics / "metrics.jsonl").read_text()
     assert json.loads(line, parse_constant=lambda name: pytest.fail(name)) == {
-        "iteration": 1, "reward/mean": 1.0, "update/policy_loss": None, "update/value_loss": None,
+        "iteration": 1,
+        "reward/mean": 1.0,
+        "update/policy_loss": None,
+        "update/value_loss": None,
     }
     assert load_metrics(folder)["update/policy_loss"].isna().all()
 

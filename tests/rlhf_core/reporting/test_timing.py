@@ -14,7 +14,12 @@ from rlhf_core.reporting.timing import record_timing, time_by_stage
 
 def test_stages_are_summed_over_iterations_and_retries_longest_first(tmp_path: Path):
     folder = RunFolder(tmp_path)
-    for iteration, stage, seconds in ((1, "rollout", 1.0), (1, "update", 5.0), (2, "rollout", 2.0), (2, "rollout", 0.0)):
+    for iteration, stage, seconds in (
+        (1, "rollout", 1.0),
+        (1, "update", 5.0),
+        (2, "rollout", 2.0),
+        (2, "rollout", 0.0),
+    ):
         record_timing(folder, iteration, stage, seconds)
     table = time_by_stage(folder)
     assert table.index.tolist() == ["update", "rollout"]
