@@ -1,0 +1,122 @@
+"""The whole flow on a tiny model, through Prefect."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterParentFlowRunId
+from prefect.client.schemas.objects import TaskRun
+
+from examples.without_prefect import run as run_without_prefect
+from flows.post_training import post_training
+from rlhf_core.data.store import RunFolder, file_sha256
+from rlhf_core.errors import ConfigError, DataError, RunFolderError
+from tests.flows.tiny_run import CALLS, metrics_rows, scored_by, settings, write_config
+
+
+@pytest.fixture(scope="module")
+def finished(world, tmp_path_factory):
+    """A finished run: its configuration's file and its outcome."""
+    home = tmp_path_factory.mktemp("finished")
+    config = write_config(home, settings(world, home))
+    return config, post_training(config=str(config))
+
+
+def test_a_run_leaves_a_report_and_its_best_policy(finished):
+    _, outcome = finished
+    assert outcome.iterations == 2
+    assert outcome.report.read_text().lstrip().lower().startswith("<!doctype html")
+    assert (outcome.best_policy / "model.safetensors").exists()
+
+
+def test_the_library_alone_gives_the_same_numbers(finished, world, tmp_path):
+    _, outcome = finished
+    config = write_config(tmp_path, settings(world, tmp_path))
+    run_without_prefect(str(config), [])
+    alone = RunFolder(tmp_path / "tiny")
+    through_prefect = RunFolder(outcome.folder)
+    assert (alone.metrics / "metrics.jsonl").read_bytes() == (through_prefect.metrics / "metrics.jsonl").read_bytes()
+    weights = "step-000002/policy/model.safetensors"
+    assert file_sha256(alone.checkpoints / weights) == file_sha256(through_prefect.checkpoints / weights)
+
+
+def test_running_a_finished_flow_again_repeats_nothing(finished):
+    config, outcome = finished
+    before = contents(outcome.folder)
+    again = post_training(config=str(config), resume=True)
+    assert again == outcome
+    assert contents(outcome.folder) == before
+
+
+def test_a_name_in_use_is_refused_without_resume(finished):
+    config, outcome = finished
+    before = contents(outcome.folder)
+    with pytest.raises(RunFolderError, match="already holds a run"):
+        post_training(config=str(config))
+    assert contents(outcome.folder) == before
+
+
+def test_a_failure_that_time_heals_is_retried_and_changes_no_number(finished, world, tmp_path, monkeypatch):
+    _, outcome = finished
+    monkeypatch.setenv(CALLS, str(tmp_path / "calls"))
+    config = write_config(tmp_path, settings(world, tmp_path, reward=scored_by("fail_now_and_then")))
+    shaken = post_training(config=str(config), run_name="shaken")
+    assert metrics_rows(shaken.folder) == metrics_rows(outcome.folder)
+    runs = Counter({run.name: run.run_count for run in task_runs_of("shaken")})
+    assert runs["scores-1"] == 2
+    assert runs["rollouts-1"] == 1
+
+
+def test_a_failure_that_no_retry_heals_ends_the_run_at_once_with_a_report(world, tmp_path, monkeypatch):
+    calls = tmp_path / "calls"
+    monkeypatch.setenv(CALLS, str(calls))
+    config = write_config(tmp_path, settings(world, tmp_path, reward=scored_by("never_works")))
+    with pytest.raises(DataError, match="no column `score`"):
+        post_training(config=str(config), run_name="doomed")
+    assert calls.stat().st_size == 1
+    assert RunFolder(tmp_path / "doomed").report.exists()
+
+
+def test_a_run_that_failed_goes_on_where_it_stopped(finished, world, tmp_path, monkeypatch):
+    _, outcome = finished
+    monkeypatch.setenv(CALLS, str(tmp_path / "calls"))
+    content = settings(world, tmp_path, reward=scored_by("fail_now_and_then"), recovery={"retries": 0})
+    config = write_config(tmp_path, content)
+    failures = 0
+    for _ in range(20):
+        try:
+            resumed = post_training(config=str(config), resume=failures > 0)
+            break
+        except Exception as error:
+            assert type(error).__name__ == "RemoteScorerError"
+            failures += 1
+    assert failures == 5  # the baseline, two iterations, two gates
+    assert metrics_rows(resumed.folder) == metrics_rows(outcome.folder)
+
+
+def test_a_wrong_setting_fails_before_a_folder_exists(world, tmp_path):
+    config = write_config(tmp_path / "configs", settings(world, tmp_path / "runs"))
+    with pytest.raises(ConfigError, match=r"ppo\.clip_rnge.*clip_range"):
+        post_training(config=str(config), overrides=["ppo.clip_rnge=0.1"])
+    assert not (tmp_path / "runs").exists()
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every result in a run folder by its hash; the views with a clock in them are left out."""
+    changing = {"lock", "report.html", "timing.jsonl"}
+    return {
+        str(path.relative_to(folder)): file_sha256(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in changing and "tensorboard" not in path.parts
+    }
+
+
+def task_runs_of(run_name: str) -> list[TaskRun]:
+    """Task runs of the sub-flows of a flow's run."""
+    with get_client(sync_client=True) as client:
+        (parent,) = client.read_flow_runs(flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[run_name])))
+        below = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[parent.id]))
+        return client.read_task_runs(flow_run_filter=below, limit=200)
