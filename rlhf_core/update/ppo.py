@@ -185,8 +185,8 @@ class PpoUpdate:
         raise NumericsError(
             f"before the first step a token's ratio differs from 1 by {deviation:.3g}, more than "
             f"{_RATIO_TOLERANCE[autocast]} (autocast {autocast}). Likely the old log-probs are of another policy or "
-            f"temperature than the trainer's (rollout.temperature={self._trainer.temperature}), or of a precision other "
-            "than model.autocast. Build the experience anew from this policy."
+            f"temperature than the trainer's ({self._trainer.temperature}, rollout.temperature), or another "
+            "precision than model.autocast. Build the experience anew from this policy."
         )
 
     def _epoch_stop(self, epochs_done: int) -> str | None:
