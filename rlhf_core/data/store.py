@@ -103,10 +103,13 @@ def read_json(path: Path) -> Any:
 
 
 def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
-    """Append one JSON line and force it to the disk."""
+    """Append one JSON line and force it to the disk; a last line that a kill cut short is removed first."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
+            content = path.read_bytes()
+            if not content.endswith(b"\n"):
+                file.truncate(content.rfind(b"\n") + 1)
             file.write((json.dumps(value, sort_keys=True, default=str) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())

@@ -34,3 +34,12 @@ def test_no_timing_is_an_empty_table(tmp_path: Path):
 def test_what_is_no_duration_is_refused(tmp_path: Path, seconds: float):
     with pytest.raises(DataError, match="not a duration"):
         record_timing(RunFolder(tmp_path), 1, "update", seconds)
+
+
+def test_a_line_that_a_kill_cut_short_does_not_spoil_the_next_one(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    record_timing(folder, 1, "rollout", 1.0)
+    with (folder.metrics / "timing.jsonl").open("a") as file:
+        file.write('{"iteration": 1, "sta')
+    record_timing(folder, 1, "update", 2.0)
+    assert time_by_stage(folder)["seconds"].to_dict() == {"update": 2.0, "rollout": 1.0}
