@@ -17,6 +17,6 @@ class NonFiniteLogits(NumericsError):
         self.request_index = request_index
         self.token_index = token_index
         super().__init__(
-            f"the policy's logits are NaN or infinite at request {request_index}, response token {token_index}. Its weights "
-            "are damaged, mostly by too high a learning rate; the run goes back to the last good checkpoint."
+            f"the policy's logits are NaN or infinite at request {request_index}, response token {token_index}. Its "
+            "weights are damaged, mostly by too high a learning rate; the run goes back to the last good checkpoint."
         )

@@ -78,8 +78,8 @@ class TransformersRollout:
                     found |= {draft.index: draft.generation for draft in drafts}
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(
-                f"memory ran out while sampling {self.batch_size} responses of up to {sampling.max_new_tokens} tokens together. "
-                "Set rollout.batch_size lower."
+                f"memory ran out while sampling {self.batch_size} responses of up to {sampling.max_new_tokens} tokens "
+                "together. Set rollout.batch_size lower."
             ) from error
         return [found[index] for index in range(len(requests))]
 
@@ -114,7 +114,7 @@ class TransformersRollout:
 
 
 def eos_token_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokens that end a response: the tokenizer's EOS, and those of the generation settings that are special tokens.
+    """The tokens that end a response: the tokenizer's EOS, and special tokens that the generation settings name.
 
     A model's configuration may carry another family's default EOS id, which is a plain word here; it does not count.
     """
@@ -181,7 +181,7 @@ class _Batch:
         return logits
 
     def keep(self, alive: Sequence[int], tokens: Tensor) -> Tensor:
-        """Drop all places but `alive`, by moving the last alive rows into the holes; return the tokens of what is left."""
+        """Drop all places but `alive`: the last alive rows move into the holes. Return the tokens of what is left."""
         count = len(alive)
         if count == len(tokens):
             return tokens

@@ -47,7 +47,7 @@ class PackedPairs:
 
 
 def pack_pairs(pairs: Sequence[PairTokens], device: torch.device) -> PackedPairs:
-    """Lay out pairs for one forward pass; positions of both responses go on from the prompt's, masks come from lengths."""
+    """Lay out pairs for one forward pass; both responses go on from the prompt's positions, masks come from lengths."""
     width = max(pair.length for pair in pairs)
     ids = torch.zeros(len(pairs), width, dtype=torch.long)
     positions = torch.zeros(len(pairs), width, dtype=torch.long)

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as hf_logging
 
 from rlhf_core.config.models import ModelConfig
 from rlhf_core.config.run import RunConfig
@@ -121,8 +122,9 @@ def new_reward_model(
     model, _ = _load(config.policy, config.revision, num_labels=1)
     if not hasattr(model, "score"):
         raise ConfigError(
-            f"{type(model).__name__} has no head named `score`, so no reward model can be trained from {config.policy}. "
-            "Give a trained one as reward_model.path, or start from a decoder-only model (Llama, Qwen, Mistral, …)."
+            f"{type(model).__name__} has no head named `score`, so no reward model can be trained from "
+            f"{config.policy}. Give a trained one as reward_model.path, or start from a decoder-only model "
+            "(Llama, Qwen, Mistral, …)."
         )
     torch.nn.init.zeros_(model.score.weight)
     model.config.pad_token_id = _pad_id(tokenizer)
@@ -133,14 +135,14 @@ def load_reward_model(path: str, form: DialogueForm, device: torch.device) -> Re
     """A trained reward model from a folder or the hub.
 
     Raises:
-        ConfigError: it cannot be loaded, has no trained head, more than one label, or no tokenizer with a chat template.
+        ConfigError: it cannot be loaded, has no trained head, more than one label, or no tokenizer.
     """
     model, missing = _load(path, None)
     if model.config.num_labels != 1 or missing or not hasattr(model, "score"):
         found = f"num_labels={model.config.num_labels}, weights that are missing: {missing or 'none'}"
         raise ConfigError(
-            f"{path} is no reward model ({type(model).__name__}; {found}). Give a sequence-classification model of a decoder "
-            "with num_labels=1 and a trained `score` head, or leave reward_model.path unset to train one."
+            f"{path} is no reward model ({type(model).__name__}; {found}). Give a sequence-classification model "
+            "of a decoder with num_labels=1 and a trained `score` head, or leave reward_model.path unset to train one."
         )
     try:
         tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(path))
@@ -154,6 +156,8 @@ def load_reward_model(path: str, form: DialogueForm, device: torch.device) -> Re
 def _load(path: str, revision: str | None, **options: Any) -> tuple[Any, list[str]]:
     """`(model, names of weights that the files do not hold)`."""
     name = resolve_model(path)
+    verbosity = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_error()  # A missing head is looked at here, not printed.
     try:
         model, info = AutoModelForSequenceClassification.from_pretrained(
             name,
@@ -166,6 +170,8 @@ def _load(path: str, revision: str | None, **options: Any) -> tuple[Any, list[st
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"the model {path} cannot be loaded for sequence classification: {error}") from error
+    finally:
+        hf_logging.set_verbosity(verbosity)
     return model, sorted(map(str, info["missing_keys"]))
 
 

@@ -96,8 +96,8 @@ def _trained(runtime: Runtime, key: StageKey) -> Path:
         frame = frame.sample(settings.max_pairs, random_state=derive_seed(config.seed, "reward_model_pairs") % 2**32)
     reward_model = new_reward_model(config.model, runtime.tokenizer, DialogueForm.of(config), runtime.device)
     pairs = _encoded(reward_model, frame)
-    with runtime.progress("reward model: pairs", len(pairs) * settings.epochs) as advance:
-        report = train_reward_model(reward_model, pairs, settings, seed=config.seed, advance=advance)
+    with runtime.progress("reward model: pairs", len(pairs) * settings.epochs) as bar:
+        report = train_reward_model(reward_model, pairs, settings, seed=config.seed, advance=bar.advance)
     with stage_folder(final) as partial:
         reward_model.save(partial)
         write_json(partial / TRAINING, asdict(report))
@@ -145,13 +145,14 @@ def _validated(runtime: Runtime, path: str, model_key: StageKey) -> dict[str, An
     facts = {**validation.as_dict(), "failures": list(gate_failures(validation, gate)), "key": key.sha256, "path": path}
     columns = ["pair_id", "domain", "chosen_score", "rejected_score", "chosen_length", "rejected_length"]
     lengths = {f"{side}_length": scored[side].str.len() for side in ("chosen", "rejected")}
+    folder.reward_model.mkdir(parents=True, exist_ok=True)
     scored.assign(**lengths)[columns].to_parquet(folder.reward_model / VALIDATION_PAIRS, index=False)
     write_json(file, facts)
     record_event(
         folder,
         "reward_model",
         f"reward model {'refused' if facts['failures'] else 'accepted'}: accuracy {validation.accuracy.value:.3f} "
-        f"[{validation.accuracy.low:.3f}, {validation.accuracy.high:.3f}] on {validation.accuracy.pairs} held-out pairs.",
+        f"[{validation.accuracy.low:.3f}, {validation.accuracy.high:.3f}] on {len(scored)} held-out pairs.",
         accuracy=validation.accuracy.value,
         beats_word_baseline=validation.beats_word_baseline,
         failures=facts["failures"],
@@ -163,7 +164,7 @@ def _scores(runtime: Runtime, path: str, held_out: pd.DataFrame) -> dict[str, An
     config = runtime.config
     reward_model = load_reward_model(path, DialogueForm.of(config), runtime.device)
     pairs = _encoded(reward_model, held_out)
-    with runtime.progress("reward model: held-out pairs", len(pairs)) as advance:
-        scores = reward_model.score_pairs(pairs, max(1, config.reward.batch_size // 2), advance)
+    with runtime.progress("reward model: held-out pairs", len(pairs)) as bar:
+        scores = reward_model.score_pairs(pairs, max(1, config.reward.batch_size // 2), bar.advance)
     scores = scores.to(torch.float64).numpy()
     return {"chosen_score": scores[:, 0], "rejected_score": scores[:, 1]}

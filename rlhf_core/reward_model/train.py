@@ -44,7 +44,10 @@ class TrainingReport:
 
 
 def bradley_terry_loss(scores: Tensor) -> Tensor:
-    """Sum over pairs of `-log sigmoid(chosen - rejected)`, nats, for scores `[pairs, 2]`. Source: Bradley & Terry 1952."""
+    """Sum over pairs of `-log sigmoid(chosen - rejected)`, nats, for scores `[pairs, 2]`.
+
+    Source: Bradley & Terry 1952.
+    """
     return -torch.nn.functional.logsigmoid(scores[:, 0] - scores[:, 1]).sum()
 
 
@@ -64,8 +67,8 @@ def train_reward_model(
 ) -> TrainingReport:
     """Train in place and leave the weights of the best validation.
 
-    The lower layers that are not trained keep no activations, gradients or optimizer state. Best is the highest accuracy
-    on the validation split, the lower loss where accuracies are equal.
+    The lower layers that are not trained keep no activations, gradients or optimizer state. Best is the highest
+    accuracy on the validation split, the lower loss where accuracies are equal.
 
     Args:
         reward_model: as `new_reward_model` made it.

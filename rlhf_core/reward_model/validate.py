@@ -1,4 +1,4 @@
-"""Does a reward model deserve its place (W2): accuracy and length bias with intervals, against words and length alone."""
+"""Does a reward model deserve its place (W2): accuracy and length bias, against what words and length alone tell."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RewardModelValidation:
 
     @property
     def beats_word_baseline(self) -> bool | None:
-        """Whether it is more accurate than TF-IDF and length on the same pairs; None where there are no training pairs."""
+        """Whether it beats TF-IDF and length on the same pairs; None where there are no training pairs."""
         return None if self.word_baseline_accuracy is None else self.accuracy.value > self.word_baseline_accuracy.value
 
     def as_dict(self) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def validate_scores(
     if not len(scores) or not np.isfinite(scores).all():
         bad = int((~np.isfinite(scores)).any(axis=1).sum())
         raise DataError(
-            f"the reward model cannot be judged: {len(scores)} held-out pairs, {bad} with a score that is NaN or infinite. "
-            "Give data.preferences.held_out, or look at the model's weights."
+            f"the reward model cannot be judged: {len(scores)} held-out pairs, {bad} with a score that is NaN or "
+            "infinite. Give data.preferences.held_out, or look at the model's weights."
         )
     margins = scores[:, 0] - scores[:, 1]
     lengths = np.stack([pairs["chosen"].str.len(), pairs["rejected"].str.len()], axis=1).astype(np.float64)

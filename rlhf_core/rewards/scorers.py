@@ -64,8 +64,8 @@ class CallableScorer:
             returned = self.function(prompts, responses)
         except Exception as error:
             raise DataError(
-                f"reward.callable {self.path} raised {type(error).__name__}: {error}. It was called with {len(prompts)} prompts "
-                "and responses; mend it and resume the run."
+                f"reward.callable {self.path} raised {type(error).__name__}: {error}. It was called with "
+                f"{len(prompts)} prompts and responses; mend it and resume the run."
             ) from error
         try:
             scores = list(returned)
@@ -131,8 +131,8 @@ def _imported(path: str) -> Callable[[list[str], list[str]], Any]:
         found: Any = importlib.import_module(module_name)
     except Exception as error:
         raise ConfigError(
-            f"reward.callable.path={path!r}: the module {module_name!r} cannot be imported ({type(error).__name__}: {error}). "
-            "Install it, or start the run in the folder that holds it."
+            f"reward.callable.path={path!r}: the module {module_name!r} cannot be imported "
+            f"({type(error).__name__}: {error}). Install it, or start the run in the folder that holds it."
         ) from error
     for name in attribute.split("."):
         if not hasattr(found, name):

@@ -46,7 +46,7 @@ def sequence_rewards(
     """Turn raw scores into rewards.
 
     A NaN or infinite score excludes its response alone (N03). A response that was not scored by policy gets the batch's
-    mean, of the raw scores and of the rewards. With `kl_only` a cut response has reward 0 and no part in the statistics.
+    mean, of the raw scores and of the rewards. With `kl_only` a cut response has reward 0 and no part in statistics.
 
     Args:
         scores: raw scores; what stands where `should_score` says no is not read.

@@ -82,12 +82,12 @@ def _scores(runtime: Runtime, frame: pd.DataFrame, iteration: int) -> list[float
     asked.sort(key=lambda i: (-len(rows[i]["prompt_ids"]) - len(rows[i]["response_ids"]), i))
     scores = [float("nan")] * len(rows)
     scorer = runtime.scorer()
-    with runtime.progress(f"iteration {iteration}: scores", len(asked)) as advance:
+    with runtime.progress(f"iteration {iteration}: scores", len(asked)) as bar:
         for start in range(0, len(asked), config.batch_size):
             batch = asked[start : start + config.batch_size]
             for i, score in zip(batch, scorer.score([rows[i] for i in batch]), strict=True):
                 scores[i] = score
-            advance(len(batch))
+            bar.advance(len(batch))
     return scores
 
 

@@ -87,9 +87,10 @@ class Sampler:
         except NonFiniteLogits as error:
             place = places[error.request_index]
             raise NumericsError(
-                f"iteration {self.origin.iteration}, prompt {place.prompt['prompt_id']!r}, sample {place.sample_index}: the "
-                f"policy of step {self.origin.policy_step} gave NaN or infinite logits at response token {error.token_index}. "
-                "Its weights are damaged, mostly by too high a learning rate; the run goes back to the last good checkpoint."
+                f"iteration {self.origin.iteration}, prompt {place.prompt['prompt_id']!r}, "
+                f"sample {place.sample_index}: the policy of step {self.origin.policy_step} gave NaN or infinite logits "
+                f"at response token {error.token_index}. Its weights are damaged, mostly by too high a learning rate; the run goes back to "
+                "the last good checkpoint."
             ) from error
 
     def _row(self, place: Place, generation: Generation, seed: int, attempt: int) -> dict[str, Any]:
@@ -111,7 +112,7 @@ class Sampler:
 
 
 def places_of(prompts: pd.DataFrame, samples_per_prompt: int) -> list[Place]:
-    """All places of the prompts, prompt by prompt; a prompt drawn twice (column `repeat`) gets further sample indices."""
+    """All places, prompt by prompt; a prompt drawn twice (column `repeat`) gets further sample indices."""
     return [
         Place(dict(row), int(row.get("repeat", 0)) * samples_per_prompt + sample)
         for row in prompts.to_dict("records")

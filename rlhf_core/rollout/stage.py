@@ -54,12 +54,12 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, iteration: int) -> StageR
     config = runtime.config.rollout
     origin = SampleOrigin(runtime.config.seed, iteration, policy.step)
     engine = runtime.rollout_engine(policy)
-    with runtime.progress(f"iteration {iteration}: responses", len(places)) as advance:
-        sampled = sample_with_rejection(Sampler(engine, runtime.tokenizer, config, origin, advance), places)
+    with runtime.progress(f"iteration {iteration}: responses", len(places)) as bar:
+        sampled = sample_with_rejection(Sampler(engine, runtime.tokenizer, config, origin, bar.advance), places)
     if sampled.kept.empty:
         raise CannotLearn(
-            f"iteration {iteration}: all {len(places)} responses were rejected ({rejection_counts(sampled.rejected)}). Look at "
-            "what the policy writes; loosen rollout.rejection, or go back to an earlier checkpoint."
+            f"iteration {iteration}: all {len(places)} responses were rejected ({rejection_counts(sampled.rejected)}). "
+            "Look at what the policy writes; loosen rollout.rejection, or go back to an earlier checkpoint."
         )
     with stage_folder(final) as partial:
         write_table(partial / ROLLOUTS, sampled.kept, ROLLOUT_SCHEMA)

@@ -1,0 +1,109 @@
+import math
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_core.config.reward import RewardConfig
+from rlhf_core.errors import ConfigError
+from rlhf_core.rewards.normalise import Calibration
+from rlhf_core.rewards.sequence_rewards import running_stats, sequence_rewards, should_score
+
+N, E, T = "natural", "early", "truncated"
+scores_of = st.lists(st.floats(-50, 50).map(lambda x: round(x, 3)), min_size=2, max_size=8)
+
+
+def standardised(scores: list[float]) -> list[float]:
+    """Oracle: (score - mean) / (population std + 1e-8), by the standard library."""
+    return [(x - statistics.fmean(scores)) / (statistics.pstdev(scores) + 1e-8) for x in scores]
+
+
+@given(scores_of)
+def test_natural_responses_get_the_clipped_standardised_score(scores):
+    found = sequence_rewards(scores, [N] * len(scores), RewardConfig(clip=1.0))
+    for got, want in zip(found.rewards, standardised(scores), strict=True):
+        assert abs(got - max(-1.0, min(1.0, want))) < 1e-5
+    assert found.metrics["reward/raw_mean"] == pytest.approx(statistics.fmean(scores), abs=1e-9)
+    assert found.metrics["reward/raw_std"] == pytest.approx(statistics.pstdev(scores), abs=1e-9)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_case_N03_a_score_that_is_no_number_excludes_its_response_alone(bad):
+    with_bad = sequence_rewards([1.0, bad, 3.0, 8.0], [N] * 4, RewardConfig())
+    without = sequence_rewards([1.0, 3.0, 8.0], [N] * 3, RewardConfig())
+    assert [with_bad.rewards[i] for i in (0, 2, 3)] == without.rewards
+    assert with_bad.valid == [True, False, True, True]
+    assert math.isnan(with_bad.rewards[1])
+    assert with_bad.exclude_reasons[1] in ("score is NaN", "score is infinite")
+    assert with_bad.metrics == {**without.metrics, "reward/excluded_count": 1.0}
+
+
+def test_penalties_come_after_normalising_and_keep_their_size():
+    for scale in (1.0, 1000.0):
+        scores = [scale * x for x in (1.0, 2.0, 3.0)]
+        plain = sequence_rewards(scores, [N, N, N], RewardConfig()).rewards
+        config = RewardConfig(truncated_policy="penalty", penalties={"early_end": -2.0, "truncation": -1.0})
+        found = sequence_rewards(scores, [N, E, T], config).rewards
+        assert [a - b for a, b in zip(found, plain, strict=True)] == pytest.approx([0.0, -2.0, -1.0])
+
+
+def test_an_invalid_early_end_is_neither_scored_nor_counted():
+    config = RewardConfig(early_policy="invalid")
+    assert not should_score(E, config) and should_score(N, config) and should_score(T, config)
+    found = sequence_rewards([1.0, math.nan, 3.0], [N, E, N], config)
+    assert found.rewards[::2] == sequence_rewards([1.0, 3.0], [N, N], config).rewards
+    assert found.exclude_reasons == [None, "ended early", None]
+    assert not found.valid[1]
+
+
+@pytest.mark.parametrize("mode", ["batch", "none"])
+def test_a_cut_text_that_may_not_be_scored_gets_the_mean(mode):
+    config = RewardConfig(score_truncated=False, normalisation=mode, clip=10.0)
+    assert not should_score(T, config)
+    found = sequence_rewards([1.0, math.nan, 3.0], [N, T, N], config)
+    assert found.valid[1] and found.exclude_reasons[1] is None
+    assert found.raw[1] == 2.0
+    assert found.rewards[1] == pytest.approx(0.0 if mode == "batch" else 2.0)
+
+
+def test_kl_only_drops_the_reward_of_a_cut_text_and_keeps_its_score_on_record():
+    config = RewardConfig(truncated_policy="kl_only")
+    found = sequence_rewards([1.0, 100.0, 3.0], [N, T, N], config)
+    assert found.rewards[1] == 0.0 and found.raw[1] == 100.0 and found.valid[1]
+    assert found.rewards[::2] == sequence_rewards([1.0, 3.0], [N, N], config).rewards
+
+
+def test_case_N04_equal_scores_give_zero_and_say_so():
+    found = sequence_rewards([0.7] * 5, [N] * 5, RewardConfig())
+    assert found.rewards == [0.0] * 5
+    assert found.metrics["reward/zero_std_fraction"] == 1.0
+
+
+def test_no_valid_score_leaves_only_counts():
+    found = sequence_rewards([math.nan], [N], RewardConfig())
+    assert found.valid == [False]
+    assert "reward/mean" not in found.metrics and found.metrics["reward/raw_count"] == 0.0
+
+
+def test_calibrated_rewards_use_the_baselines_statistics():
+    config = RewardConfig(normalisation="calibrated", clip=9.0)
+    found = sequence_rewards([1.0, 5.0], [N, N], config, calibration=Calibration(mean=1.0, std=2.0))
+    assert found.rewards == pytest.approx([0.0, 2.0])
+    with pytest.raises(ConfigError, match="calibrated"):
+        sequence_rewards([1.0], [N], config)
+
+
+@given(st.lists(scores_of, min_size=1, max_size=4))
+def test_running_statistics_from_stored_metrics_are_those_of_all_scores_so_far(batches):
+    stored = [sequence_rewards(batch, [N] * len(batch), RewardConfig()).metrics for batch in batches]
+    everything = [score for batch in batches for score in batch]
+    stats = running_stats(stored)
+    assert stats.count == len(everything)
+    assert stats.mean == pytest.approx(statistics.fmean(everything), abs=1e-9)
+    assert stats.std == pytest.approx(statistics.pstdev(everything), abs=1e-6)
+    config = RewardConfig(normalisation="running", clip=99.0)
+    found = sequence_rewards(batches[-1], [N] * len(batches[-1]), config, running=running_stats(stored[:-1]))
+    want = standardised(everything)[-len(batches[-1]) :]
+    if statistics.pstdev(everything) > 1e-3:
+        assert found.rewards == pytest.approx(want, abs=1e-4)
