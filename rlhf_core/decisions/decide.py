@@ -90,7 +90,12 @@ def _rolled_back(
         f"rollback {used + 1} of {policy.max_rollbacks}: learning rate × {policy.learning_rate_factor:g}, "
         f"kl_coef {control.kl_coef:g} → {kl_coef:g}"
     )
-    after = ControlState(kl_coef=kl_coef, ptx_coef=control.ptx_coef, learning_rate_factor=learning_rate_factor)
+    after = ControlState(
+        kl_coef=kl_coef,
+        kl_average_nats=None,
+        ptx_coef=control.ptx_coef,
+        learning_rate_factor=learning_rate_factor,
+    )
     return Decision(kind="roll_back", reasons=(*faults, change), promote=False, control=after)
 
 

@@ -86,8 +86,8 @@ def _answer(answerer: Any, benchmark: BenchmarkConfig, tasks: Path, seed: int) -
             loaded["tasks"] = parts = {name: task for name, task in parts.items() if subset[name]}
         # Its bar of context building would run across the run's own.
         with contextlib.redirect_stderr(io.StringIO()):
-            result = evaluate(answerer, loaded, samples=subset, bootstrap_iters=0, log_samples=True)
-        samples: Mapping[str, Sequence[Mapping[str, Any]]] = result["samples"]  # pyright: ignore[reportOptionalSubscript]
+            result: Any = evaluate(answerer, loaded, samples=subset, bootstrap_iters=0, log_samples=True)
+        samples: Mapping[str, Sequence[Mapping[str, Any]]] = result["samples"]
         rows = [row for name in sorted(parts) for row in _rows(benchmark, name, parts[name], samples[name])]
     return pd.DataFrame(rows)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -123,7 +124,7 @@ def benchmark_scores(
     Raises:
         DataError: the two sides hold different items.
     """
-    both = baseline.merge(candidate, on=_ITEM_KEYS, how="outer", suffixes=("_before", "_after"), indicator=True)
+    both: Any = baseline.merge(candidate, on=_ITEM_KEYS, how="outer", suffixes=("_before", "_after"), indicator=True)
     odd = both[both["_merge"] != "both"]
     if len(odd) or len(both) != len(baseline):
         raise DataError(

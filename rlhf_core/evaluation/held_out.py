@@ -80,7 +80,7 @@ def sample_held_out(
 def _places(prompts: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Endless rows: every prompt with sample 0, then every prompt with sample 1, …"""
     columns = ["prompt_id", "domain", "prompt", "prompt_ids"]
-    records = prompts[columns].to_dict("records")
+    records = _records(prompts, columns)
     sample_index = 0
     while records:
         for record in records:
@@ -88,11 +88,17 @@ def _places(prompts: pd.DataFrame) -> Iterator[dict[str, Any]]:
         sample_index += 1
 
 
+def _records(frame: pd.DataFrame, columns: list[str]) -> list[dict[str, Any]]:
+    table: Any = frame[columns]
+    return table.to_dict("records")
+
+
 def scored(frame: pd.DataFrame, scorer: Scorer) -> pd.DataFrame:
     """The responses with their raw reward; NaN where the scorer gives none."""
     columns = ["prompt", "response", "prompt_ids", "response_ids", "domain"]
-    scores = scorer.score(frame[columns].to_dict("records"))
-    return frame.assign(reward_raw=[float("nan") if score is None else float(score) for score in scores])
+    scores = scorer.score(_records(frame, columns))
+    # A callable of the user's may give None, which no type forbids it.
+    return frame.assign(reward_raw=pd.to_numeric(pd.Series(scores, dtype=object), errors="coerce").to_numpy(np.float64))
 
 
 def reward_statistics(rewards: NDArray[np.float64]) -> tuple[float, float]:
@@ -114,14 +120,14 @@ def paired_gain(baseline: pd.DataFrame, candidate: pd.DataFrame, *, confidence: 
     """
     keys = ["prompt_id", "sample_index"]
     columns = [*keys, "reward_raw"]
-    both = baseline[columns].merge(candidate[columns], on=keys, suffixes=("_before", "_after"))
+    both: Any = baseline[columns].merge(candidate[columns], on=keys, suffixes=("_before", "_after"))
     both = both[np.isfinite(both["reward_raw_before"]) & np.isfinite(both["reward_raw_after"])]
     if both.empty:
         return Gain(float("nan"), float("nan"), float("nan"))
     before = both["reward_raw_before"].to_numpy(np.float64)
     rises = both["reward_raw_after"].to_numpy(np.float64) - before
     spread = float(before.std())
-    by_prompt = pd.DataFrame({"prompt_id": both["prompt_id"].to_numpy(), "rise": rises}).groupby("prompt_id")["rise"]
+    by_prompt: Any = both.assign(rise=rises).groupby("prompt_id")["rise"]
     totals, counts = by_prompt.sum().to_numpy(np.float64), by_prompt.count().to_numpy(np.float64)
     low, high = bootstrap_interval(
         (totals, counts), lambda drawn: drawn[0].sum(axis=-1) / drawn[1].sum(axis=-1), confidence=confidence, seed=seed

@@ -136,6 +136,8 @@ def run_gate(runtime: Runtime, policy: CheckpointRef, round_number: int) -> Eval
     """
     config, folder = runtime.config, runtime.folder
     final = folder.round(round_number) / "evaluation"
+    if not (folder.baseline / EVALUATION).exists():
+        raise DataError(f"{folder.baseline} holds no finished baseline to compare with. Run the baseline first.")
     ability, reward = load_stage(folder.baseline / "ability"), load_stage(folder.baseline / "reward")
     inputs = {"policy": file_sha256(policy.path / MANIFEST), "ability": ability.sha256, "reward": reward.sha256}
     key = StageKey("gate", inputs, [*_settings(config), config.decisions.confidence])

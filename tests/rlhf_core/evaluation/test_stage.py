@@ -15,7 +15,7 @@ from rlhf_core.data import prepare
 from rlhf_core.data.events import read_events
 from rlhf_core.data.store import read_json, read_table
 from rlhf_core.decisions.stage import run_stage as decide_stage
-from rlhf_core.errors import DataError
+from rlhf_core.errors import CheckpointError, DataError
 from rlhf_core.evaluation import stage
 from rlhf_core.runtime import close_runtime, open_runtime, prepare_run
 from tests.tiny_model import make_tiny_world
@@ -152,6 +152,21 @@ def test_a_policy_of_nan_is_judged_and_rolled_back(runtime, monkeypatch):
     assert stage.run_gate(runtime, policy, 3).model_dump_json() == found.model_dump_json()
     assert decide_stage(runtime, 3, policy, found, found) == decision
     assert any(row["kind"] == "non_finite" for row in read_events(runtime.folder))
+
+
+def test_without_a_baseline_or_its_checkpoint_nothing_is_measured(world, tmp_path):
+    runtime = opened(world, tmp_path)
+    try:
+        start = start_policy(runtime)
+        with pytest.raises(DataError, match="no finished baseline"):
+            stage.run_gate(runtime, start, 1)
+        candidate(runtime, 1, lambda model: None)
+        assert stage._sft_policy(runtime).step == 0
+        shutil.rmtree(start.path)
+        with pytest.raises(CheckpointError, match="checkpoint 0"):
+            stage._sft_policy(runtime)
+    finally:
+        close_runtime(runtime.folder.path)
 
 
 def test_a_baseline_without_any_reward_is_refused(world, tmp_path):
