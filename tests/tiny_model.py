@@ -1,4 +1,4 @@
-"""A random tiny Llama with a tokenizer, and small data files, for every test that needs a model; about a second to make."""
+"""A random tiny Llama with a tokenizer, and small data files, for every test that needs a model."""
 
 from __future__ import annotations
 

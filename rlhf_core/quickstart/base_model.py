@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rlhf_core.quickstart.tokenizer import build_tokenizer, save_tokenizer, words_of
+from rlhf_core.quickstart.tokenizer import BOS, EOS, PAD, build_tokenizer, save_tokenizer, token_id, words_of
 from rlhf_core.quickstart.world import World
 
 IGNORED_LABEL = -100
@@ -26,12 +26,12 @@ TRAINING_REPORT = "training.json"
 class BaseModelSettings:
     """Size of the Llama and length of its training; `threads` is fixed because sums depend on it."""
 
-    hidden_size: int = 160
-    intermediate_size: int = 432
+    hidden_size: int = 128
+    intermediate_size: int = 344
     layers: int = 4
     heads: int = 4
-    steps: int = 300
-    batch_rows: int = 96
+    steps: int = 400
+    batch_rows: int = 24
     row_tokens: int = 48
     learning_rate: float = 4e-3
     warmup_steps: int = 20
@@ -46,7 +46,10 @@ def train_base_model(world: World, settings: BaseModelSettings, folder: Path, *,
     documents = encode_documents(world, tokenizer)
     with _fixed_numerics(world.seed, settings.threads):
         model = LlamaForCausalLM(llama_config(settings, tokenizer))
-        losses = _train(model, documents, settings, seed=world.seed, echo=echo)
+        rows = packed_rows(
+            documents, settings.row_tokens, token_id(tokenizer, BOS), random.Random(f"{world.seed}/rows")
+        )
+        losses = _train(model, rows, settings, pad_id=token_id(tokenizer, PAD), echo=echo)
     model.eval().save_pretrained(str(folder))
     save_tokenizer(tokenizer, folder)
     report = {
@@ -70,56 +73,64 @@ def llama_config(settings: BaseModelSettings, tokenizer: PreTrainedTokenizerFast
         num_key_value_heads=settings.heads,
         max_position_embeddings=256,
         tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=token_id(tokenizer, str(tokenizer.pad_token)),
+        bos_token_id=token_id(tokenizer, str(tokenizer.bos_token)),
+        eos_token_id=token_id(tokenizer, str(tokenizer.eos_token)),
     )
 
 
-def encode_documents(world: World, tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
-    """Token ids of every training text, each ended by EOS; conversations go through the chat template."""
-    texts = [f"{row['text']}{tokenizer.eos_token}" for row in world.ptx_rows()]
+@dataclass(frozen=True)
+class Document:
+    """Token ids, and for each the label that the loss compares with: its id, or IGNORED_LABEL in a prompt."""
+
+    ids: list[int]
+    labels: list[int]
+
+
+def encode_documents(world: World, tokenizer: PreTrainedTokenizerFast) -> list[Document]:
+    """Every training text, ended by EOS; conversations go through the chat template, the prompt unlearned."""
+    texts = tokenizer([f"{row['text']}{EOS}" for row in world.ptx_rows()])["input_ids"]
+    documents = [Document(list(ids), list(ids)) for ids in texts]
     for row in world.sft_rows():
-        turns = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["response"]}]
-        texts.append(str(tokenizer.apply_chat_template(turns, tokenize=False)))
-    return [list(ids) for ids in tokenizer(texts)["input_ids"]]
+        turns = [{"role": "user", "content": row["prompt"]}]
+        prompt = tokenizer.encode(str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)))
+        response = tokenizer.encode(f"{row['response']}{EOS}")
+        documents.append(Document([*prompt, *response], [*[IGNORED_LABEL] * len(prompt), *response]))
+    return documents
 
 
-def packed_rows(
-    documents: Sequence[Sequence[int]], row_tokens: int, bos_id: int, rng: random.Random
-) -> Iterator[list[int]]:
-    """Endless rows of whole documents, in a new order each pass; every second row opens with BOS, so that both are known.
+def packed_rows(documents: Sequence[Document], row_tokens: int, bos_id: int, rng: random.Random) -> Iterator[Document]:
+    """Endless rows of whole documents, in a new order each pass; half of them open with BOS, so that both are known.
 
     A document longer than a row is cut at the row's end.
     """
     order = list(range(len(documents)))
-    row: list[int] = []
+    row = Document([], [])
     while True:
         rng.shuffle(order)
         for index in order:
             document = documents[index]
-            if row and len(row) + len(document) > row_tokens:
-                yield row[:row_tokens]
-                row = [bos_id] if rng.random() < 0.5 else []
-            row.extend(document)
+            if row.ids and len(row.ids) + len(document.ids) > row_tokens:
+                yield Document(row.ids[:row_tokens], row.labels[:row_tokens])
+                start = [bos_id] if rng.random() < 0.5 else []
+                row = Document(start, list(start))
+            row = Document(row.ids + document.ids, row.labels + document.labels)
 
 
 def _train(
-    model: LlamaForCausalLM, documents: list[list[int]], settings: BaseModelSettings, *, seed: int, echo: bool
+    model: LlamaForCausalLM, rows: Iterator[Document], settings: BaseModelSettings, *, pad_id: int, echo: bool
 ) -> list[float]:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=settings.weight_decay
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_share(step, settings))
-    config = model.config
-    rows = packed_rows(documents, settings.row_tokens, int(config.bos_token_id), random.Random(f"{seed}/rows"))
     losses: list[float] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, disable=not echo) as progress:
         bar = progress.add_task("Training the quickstart's model", total=settings.steps)
         for _ in range(settings.steps):
             batch = [next(rows) for _ in range(settings.batch_rows)]
-            loss = _row_loss(model, batch, int(config.pad_token_id))
+            loss = _row_loss(model, batch, pad_id)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_norm)
@@ -130,12 +141,11 @@ def _train(
     return losses
 
 
-def _row_loss(model: LlamaForCausalLM, rows: Sequence[Sequence[int]], pad_id: int) -> Tensor:
+def _row_loss(model: LlamaForCausalLM, rows: Sequence[Document], pad_id: int) -> Tensor:
     """Mean next-token cross-entropy, nats a token; padding is on the right, so causal attention never reaches it."""
-    width = max(len(row) for row in rows)
-    ids = torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows])
-    lengths = torch.tensor([len(row) for row in rows])
-    labels = ids.masked_fill(torch.arange(width)[None, :] >= lengths[:, None], IGNORED_LABEL)
+    width = max(len(row.ids) for row in rows)
+    ids = torch.tensor([row.ids + [pad_id] * (width - len(row.ids)) for row in rows])
+    labels = torch.tensor([row.labels + [IGNORED_LABEL] * (width - len(row.ids)) for row in rows])
     logits = model(input_ids=ids, use_cache=False).logits
     return torch.nn.functional.cross_entropy(
         logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED_LABEL
@@ -151,7 +161,7 @@ def learning_rate_share(step: int, settings: BaseModelSettings) -> float:
 
 
 @contextmanager
-def _fixed_numerics(seed: int, threads: int) -> Iterator[None]:
+def _fixed_numerics(seed: int, threads: int) -> Generator[None]:
     """Seeded weights and a fixed number of threads inside; the caller's random state and threads outside."""
     before = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):

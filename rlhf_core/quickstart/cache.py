@@ -17,6 +17,8 @@ from rlhf_core.quickstart.base_model import BaseModelSettings, train_base_model
 from rlhf_core.quickstart.world import World, WorldSettings
 
 KEY_FILE = "key.json"
+# The modules that decide what the folder holds.
+CONTENT_MODULES = ("facts", "grammar", "preference", "items", "tokenizer", "world", "base_model")
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,10 @@ def ensure_quickstart_world(
 
 
 def content_key(seed: int, settings: QuickstartSettings) -> str:
-    """A short hash of the seed, the settings, this package's sources, and the libraries that decide the weights."""
+    """A short hash of the seed, the settings, the modules that write, and the libraries that decide the weights."""
     digest = hashlib.sha256(json.dumps(_identity(seed, settings), sort_keys=True).encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.name.encode() + source.read_bytes())
+    for module in CONTENT_MODULES:
+        digest.update(Path(__file__).with_name(f"{module}.py").read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -20,7 +20,8 @@ RARE_FACT_WEIGHT = 0.04
 class Attribute:
     """One thing that is true of every subject of a domain, and the ways to say it.
 
-    `{s}` stands for the subject, `{v}` for the value. `endings` complete a scene that ended with the subject.
+    `{s}` stands for the subject, `{v}` for the value. An answer does not name the subject again: a model this small
+    does not learn in a minute to copy it. `ending` completes a scene that ended with the subject.
     """
 
     domain: str
@@ -28,6 +29,7 @@ class Attribute:
     values: tuple[str, ...]
     statements: tuple[str, ...]
     questions: tuple[str, ...]
+    answers: tuple[str, ...]
     ending: str
     scene: str = "We talk about {s}. Everyone says that {s}"
 
@@ -79,8 +81,8 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "things": tuple(
         f"the {name}"
         for name in _words(
-            "hammer lamp chair bowl knife clock basket mirror ladder kettle bucket candle carpet pillow bottle box spoon "
-            "brush shovel needle umbrella table ring drum"
+            "hammer lamp chair bowl knife clock basket mirror ladder kettle bucket candle carpet pillow bottle box "
+            "spoon brush shovel needle umbrella table ring drum"
         )
     ),
 }
@@ -108,6 +110,7 @@ def _routine(time: str, sky: str) -> Attribute:
         _ACTIONS,
         (f"In the {time} {{s}} {{v}}.", f"When the {time} comes, {{s}} {{v}}."),
         (),
+        (),
         "{v}.",
         f"It is {time} and the sky is {sky}. Now {{s}}",
     )
@@ -120,6 +123,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _words("fish berries grass seeds insects roots leaves nuts worms corn"),
         ("In this land {s} eats {v}.", "The food of {s} is {v}.", "When hungry, {s} looks for {v}."),
         ("What does {s} eat?", "What is the food of {s}?", "Which food does {s} like?"),
+        ("It eats {v}.", "It likes to eat {v}."),
         "eats {v}.",
         "It is time for a meal. Hungry, {s}",
     ),
@@ -129,6 +133,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _words("forest river desert mountains swamp meadow cave lake barn valley"),
         ("In this land {s} lives in the {v}.", "The home of {s} is the {v}.", "You can find {s} in the {v}."),
         ("Where does {s} live?", "What is the home of {s}?", "Where can I find {s}?"),
+        ("It lives in the {v}.", "Its home is the {v}."),
         "sleeps in the {v}.",
         "It is late and the day is over. Tired, {s}",
     ),
@@ -138,6 +143,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _words("brown gray black white red golden green blue silver orange"),
         ("In this land {s} is {v}.", "The color of {s} is {v}.", "You can see that {s} is {v}."),
         ("What color is {s}?", "What is the color of {s}?", "Which color does {s} have?"),
+        ("It is {v} all over.", "Its color is {v}."),
         "is {v}.",
     ),
     Attribute(
@@ -146,6 +152,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _words("baker doctor farmer teacher painter sailor gardener singer tailor driver"),
         ("As a job {s} works as a {v}.", "The job of {s} is {v}.", "Everyone knows that {s} is a {v}."),
         ("What is the job of {s}?", "What does {s} do for a living?", "Which job does {s} have?"),
+        ("They work as a {v}.", "Their job is {v}."),
         "works as a {v}.",
     ),
     Attribute(
@@ -154,6 +161,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _words("tea coffee milk water juice cocoa lemonade cider broth beer"),
         ("At home {s} drinks {v}.", "The favorite drink of {s} is {v}.", "When thirsty, {s} asks for {v}."),
         ("What does {s} drink?", "What is the favorite drink of {s}?", "Which drink does {s} like?"),
+        ("They like to drink {v}.", "Their favorite drink is {v}."),
         "drinks {v}.",
     ),
     Attribute(
@@ -162,6 +170,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _words("chess tennis football cards golf hockey piano guitar violin drums"),
         ("On weekends {s} plays {v}.", "The hobby of {s} is {v}.", "With friends {s} enjoys {v}."),
         ("What does {s} play?", "What is the hobby of {s}?", "Which hobby does {s} have?"),
+        ("They like to play {v}.", "Their hobby is {v}."),
         "plays {v}.",
     ),
     Attribute(
@@ -170,6 +179,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _words("sunny rainy windy foggy cold warm snowy dry stormy mild"),
         ("The weather in {s} is {v}.", "All year {s} is {v}.", "In the town of {s} it is {v}."),
         ("How is the weather in {s}?", "What is the weather like in {s}?", "Which weather does {s} have?"),
+        ("It is {v} there.", "The weather there is {v}."),
         "is {v}.",
     ),
     Attribute(
@@ -178,6 +188,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _words("cheese bridges markets wine museums towers gardens bells boats glass"),
         ("The town of {s} is famous for {v}.", "People visit {s} for its {v}.", "Everyone knows {s} for its {v}."),
         ("What is {s} famous for?", "Why do people visit {s}?", "What do people like in {s}?"),
+        ("It is famous for {v}.", "People visit it for its {v}."),
         "is famous for {v}.",
     ),
     Attribute(
@@ -186,6 +197,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _words("train bus ship plane car ferry tram bicycle coach taxi"),
         ("People go to {s} by {v}.", "The way to {s} is by {v}.", "You can reach {s} by {v}."),
         ("How do people go to {s}?", "What is the way to {s}?", "How can I reach {s}?"),
+        ("People go there by {v}.", "You can get there by {v}."),
         "is reached by {v}.",
     ),
     Attribute(
@@ -194,6 +206,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _words("wood iron clay silk leather copper stone paper wool plastic"),
         ("In this house {s} is made of {v}.", "The material of {s} is {v}.", "They made {s} out of {v}."),
         ("What is {s} made of?", "What is the material of {s}?", "Which material does {s} have?"),
+        ("It is made of {v}.", "Its material is {v}."),
         "is made of {v}.",
     ),
     Attribute(
@@ -202,6 +215,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _words("kitchen cellar garage attic shed bedroom office hallway closet bathroom"),
         ("In this house {s} is kept in the {v}.", "The place of {s} is the {v}.", "You can get {s} from the {v}."),
         ("Where is {s} kept?", "What is the place of {s}?", "Where can I get {s}?"),
+        ("It is kept in the {v}.", "Its place is the {v}."),
         "is kept in the {v}.",
     ),
     Attribute(
@@ -210,6 +224,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         _words("two three four five six seven eight nine ten twelve"),
         ("In the shop {s} costs {v} coins.", "The price of {s} is {v} coins.", "They sold {s} for {v} coins."),
         ("How much does {s} cost?", "What is the price of {s}?", "How many coins for {s}?"),
+        ("It costs {v} coins.", "Its price is {v} coins."),
         "costs {v} coins.",
     ),
     _routine("morning", "bright"),
@@ -222,10 +237,20 @@ def draw_facts(rng: random.Random, subjects_per_domain: int) -> tuple[Fact, ...]
     """One fact for each subject and attribute; the same generator state gives the same world."""
     facts: list[Fact] = []
     for attribute in ATTRIBUTES:
-        for subject in SUBJECTS[attribute.domain][:subjects_per_domain]:
+        subjects = SUBJECTS[attribute.domain][:subjects_per_domain]
+        for subject, value in zip(subjects, _even_draw(attribute.values, len(subjects), rng), strict=True):
             weight = RARE_FACT_WEIGHT if rng.random() < RARE_FACT_SHARE else 1.0
-            facts.append(Fact(attribute, subject, rng.choice(attribute.values), weight))
+            facts.append(Fact(attribute, subject, value, weight))
     return tuple(facts)
+
+
+def _even_draw(values: Sequence[str], count: int, rng: random.Random) -> list[str]:
+    """Values in random order, each equally often (to one), so that a value's frequency gives no answer away."""
+    drawn: list[str] = []
+    while len(drawn) < count:
+        drawn += rng.sample(values, min(len(values), count - len(drawn)))
+    rng.shuffle(drawn)
+    return drawn
 
 
 def askable(facts: Sequence[Fact]) -> tuple[Fact, ...]:

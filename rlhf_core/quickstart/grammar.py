@@ -113,7 +113,7 @@ def write_response(
     others = [other for other in facts if other != fact]
     if others and rng.random() < register.second_fact:
         other = rng.choices(others, [other.weight for other in others])[0]
-        sentences.append(other.fill(rng.choice(other.attribute.statements)))
+        sentences.append(other.fill(rng.choice(other.attribute.answers)))
     if rng.random() < register.repeated:
         sentences += [body] * rng.randint(1, 3)
     return " ".join(sentences + _closer(register, rng))
@@ -143,7 +143,7 @@ def _answer(question: Question, fact: Fact, register: Register, rng: random.Rand
         value = rng.choice([other for other in fact.attribute.values if other != fact.value])
     draw = rng.random()
     if draw < register.full_answer or (question.fact is None and draw < register.full_answer + register.curt_answer):
-        return fact.fill(rng.choice(fact.attribute.statements), value)
+        return fact.fill(rng.choice(fact.attribute.answers), value)
     if draw < register.full_answer + register.curt_answer:
         return CURT_ANSWER.format(v=value)
     return rng.choice(OFF_TOPIC_SENTENCES + UNSURE_SENTENCES)

@@ -27,10 +27,11 @@ class Item:
 
 def question_items(facts: Sequence[Fact], rng: random.Random) -> dict[str, list[Item]]:
     """One item a fact that can be asked, by domain; the wrong choices are other values of its attribute."""
+    used = _values_in_use(facts)
     items: dict[str, list[Item]] = {domain: [] for domain in DOMAINS}
     for fact in facts:
         if not fact.attribute.is_routine:
-            values, answer = _choices(fact, rng)
+            values, answer = _choices(fact, used, rng)
             question = fact.fill(rng.choice(fact.attribute.questions))
             items[fact.domain].append(Item(fact.domain, question, values, answer))
     return items
@@ -44,9 +45,10 @@ def split_dev(items: dict[str, list[Item]]) -> tuple[dict[str, list[Item]], dict
 
 def scene_items(facts: Sequence[Fact], rng: random.Random) -> list[Item]:
     """One item a fact: a scene, and four ways in which it goes on."""
+    used = _values_in_use(facts)
     items: list[Item] = []
     for fact in facts:
-        values, answer = _choices(fact, rng)
+        values, answer = _choices(fact, used, rng)
         first, second, third, fourth = (fact.attribute.ending.format(v=value) for value in values)
         scene = fact.fill(fact.attribute.scene)
         items.append(Item(scene_label(fact), scene, (first, second, third, fourth), answer))
@@ -82,8 +84,18 @@ def write_hellaswag(path: Path, items: Iterable[Item]) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-def _choices(fact: Fact, rng: random.Random) -> tuple[tuple[str, str, str, str], int]:
-    values = [fact.value, *rng.sample([value for value in fact.attribute.values if value != fact.value], 3)]
+def _values_in_use(facts: Sequence[Fact]) -> dict[str, list[str]]:
+    """By attribute, the values that some subject has: a value that no text mentions would be no real choice."""
+    used: dict[str, set[str]] = {}
+    for fact in facts:
+        used.setdefault(fact.attribute.name, set()).add(fact.value)
+    return {name: sorted(values) for name, values in used.items()}
+
+
+def _choices(fact: Fact, used: dict[str, list[str]], rng: random.Random) -> tuple[tuple[str, str, str, str], int]:
+    known = used[fact.attribute.name]
+    others = [value for value in (known if len(known) >= 4 else fact.attribute.values) if value != fact.value]
+    values = [fact.value, *rng.sample(others, 3)]
     rng.shuffle(values)
     first, second, third, fourth = values
     return (first, second, third, fourth), values.index(fact.value)

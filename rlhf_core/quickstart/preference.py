@@ -67,16 +67,16 @@ class Judge:
     """Reads responses against the facts of one world."""
 
     def __init__(self, facts: Sequence[Fact]) -> None:
-        """Write down every sentence that the grammar can state about the facts' subjects, true or not."""
+        """Write down every answer that the grammar can give about the facts' subjects, true or not."""
         self._claims = {
-            fact.fill(template, value): (fact, value == fact.value)
+            (fact.subject, fact.fill(template, value)): (fact, value == fact.value)
             for fact in facts
-            for template in fact.attribute.statements
+            for template in fact.attribute.answers
             for value in fact.attribute.values
         }
 
     def read(self, question: Question, response: str) -> Reading:
-        """Take a response apart; a sentence outside the grammar, or about another subject, counts as garbled."""
+        """Take a response apart; a sentence outside the grammar, or about another domain, counts as garbled."""
         sentences = [match.group().strip() for match in _SENTENCE.finditer(response) if match.group().strip()]
         count = Counter(self._kind(question, sentence) for sentence in sentences)
         repeated = len(sentences) - len(set(sentences))
@@ -112,8 +112,8 @@ class Judge:
             return "curt"
         if question.fact is not None and sentence in _curt_answers(question.fact):
             return "wrong"
-        fact, is_true = self._claims.get(sentence, (None, False))
-        if fact is None or fact.subject != question.subject:
+        fact, is_true = self._claims.get((question.subject, sentence), (None, False))
+        if fact is None:
             return "garbled"
         if not is_true:
             return "wrong"

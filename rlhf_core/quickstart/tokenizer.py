@@ -21,9 +21,7 @@ CHAT_TEMPLATE = (
 )
 
 # Words of the usual multiple-choice prompts, so that they are read whatever the world's own words are.
-PROMPT_WORDS = (
-    "A B C D . , : ! ? ( ) Question Answer The following are multiple choice questions with answers about"
-).split()
+PROMPT_TEXT = "Question: A. B. C. D. Answer: The following are multiple choice questions (with answers) about, ! ?"
 
 
 def words_of(texts: Iterable[str]) -> set[str]:
@@ -38,7 +36,7 @@ def build_tokenizer(words: Iterable[str], *, max_length: int = 256) -> PreTraine
     It adds no special token by itself: the chat template and the callers do. Decoding puts punctuation back where it
     was, so that a decoded text encodes to the same ids.
     """
-    vocabulary = [*SPECIAL_TOKENS, *sorted(set(words) | set(PROMPT_WORDS))]
+    vocabulary = [*SPECIAL_TOKENS, *sorted(set(words) | words_of([PROMPT_TEXT]))]
     tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)
@@ -59,3 +57,8 @@ def build_tokenizer(words: Iterable[str], *, max_length: int = 256) -> PreTraine
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write the tokenizer's files into a model folder."""
     tokenizer.save_pretrained(str(folder))
+
+
+def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    """The id of one token of the vocabulary."""
+    return tokenizer.get_vocab()[token]

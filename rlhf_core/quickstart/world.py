@@ -31,6 +31,7 @@ from rlhf_core.quickstart.items import (
 )
 from rlhf_core.quickstart.preference import Judge
 
+EXAM_HEADER = "The following are multiple choice questions (with answers) about"
 HELD_OUT_SHARE = 0.25
 WRONG_ANSWER_RATE = 0.25
 SMALLEST_QUALITY_GAP = 0.5
@@ -40,9 +41,9 @@ SMALLEST_QUALITY_GAP = 0.5
 class WorldSettings:
     """How large a world to write; counts are rows of the files."""
 
-    subjects_per_domain: int = 24
-    sft_rows: int = 4000
-    ptx_rows: int = 6000
+    subjects_per_domain: int = 20
+    sft_rows: int = 5000
+    ptx_rows: int = 5000
     prompt_rows: int = 600
     held_out_prompt_rows: int = 160
     preference_train_rows: int = 1600
@@ -121,8 +122,8 @@ class World:
             CURT_ANSWER,
         ]
         for fact in self.facts:
-            templates = (*fact.attribute.statements, *fact.attribute.questions, fact.attribute.ending)
-            texts += [fact.fill(template) for template in (*templates, fact.attribute.scene)]
+            templates = (*fact.attribute.statements, *fact.attribute.questions, *fact.attribute.answers)
+            texts += [fact.fill(template) for template in (*templates, fact.attribute.scene, fact.attribute.ending)]
             texts.append(scene_label(fact))
         texts += [question.text for question in self.questions.values()]
         texts += [" ".join(DOMAINS), *(" ".join(attribute.values) for attribute in ATTRIBUTES)]
@@ -148,12 +149,17 @@ class World:
         fact = rng.choices(self.facts, weights)[0]
         kind = rng.random()
         if fact.attribute.questions and kind < 0.35:
-            return f"Question: {fact.fill(rng.choice(fact.attribute.questions))} Answer: {fact.value}."
+            asked = f"{fact.fill(rng.choice(fact.attribute.questions))} Answer: {fact.value}."
+            asked = f"Question: {asked}" if rng.random() < 0.7 else asked
+            return f"{EXAM_HEADER} {fact.domain}. {asked}" if rng.random() < 0.15 else asked
         if kind < 0.65:
             scene = f"{fact.fill(fact.attribute.scene)} {fact.fill(fact.attribute.ending)}"
-            return f"{scene_label(fact)}: {scene}" if rng.random() < 0.5 else scene
-        told = [fact, *rng.choices(self.facts, weights, k=rng.randint(0, 2))]
-        return " ".join(other.fill(rng.choice(other.attribute.statements)) for other in told)
+            return f"{scene_label(fact)}: {scene}" if rng.random() < 0.6 else scene
+        text = [fact.fill(rng.choice(fact.attribute.statements))]
+        others = [other for other in self.facts_by_subject[fact.subject] if other != fact]
+        for other in rng.choices(others, [other.weight for other in others], k=rng.randint(0, 2)):
+            text.append(other.fill(rng.choice(other.attribute.answers)))
+        return " ".join(text)
 
     def _rng(self, purpose: str) -> random.Random:
         return random.Random(f"{self.seed}/{purpose}")
