@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -31,7 +32,7 @@ def encode_prompt(
 
     require_chat_template(tokenizer)
     head = [Message(role="system", content=system_prompt)] if system_prompt is not None else []
-    chat = [dict(message) for message in [*head, *messages]]
+    chat = [{"role": turn["role"], "content": turn["content"]} for turn in [*head, *messages]]
     try:
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     except TemplateError as error:
@@ -51,9 +52,9 @@ def encode_dialogue(
     The parts are tokenized apart, as a sampled response is, so that the prompt's ids never change with the response.
     """
     prompt_ids = encode_prompt(tokenizer, messages, system_prompt)
-    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    end = [] if tokenizer.eos_token_id is None else [cast(int, tokenizer.eos_token_id)]
     return [*prompt_ids, *_token_ids(tokenizer, response), *end]
 
 
 def _token_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return cast("list[int]", tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

@@ -25,7 +25,7 @@ h1{font-size:1.5rem;margin:0 0 .25rem}h2{font-size:1.15rem;margin:2rem 0 .5rem}
 table{border-collapse:collapse;width:100%}
 th,td{text-align:left;padding:.4rem .75rem;border-bottom:1px solid var(--line);vertical-align:top}
 th{font-weight:600}td.n{text-align:right;font-variant-numeric:tabular-nums}th.n{text-align:right}
-.good{color:var(--good);font-weight:600}.bad{color:var(--bad);font-weight:600}
+.good,.bad{white-space:nowrap}.good{color:var(--good);font-weight:600}.bad{color:var(--bad);font-weight:600}
 code{font-family:ui-monospace,monospace;font-size:.9em;overflow-wrap:anywhere}.muted{opacity:.7}
 """
 
@@ -73,7 +73,7 @@ def _section(check: TableCheck) -> str:
     return (
         f"<h2>{escape(check.suite)}</h2><p>{_mark(check.is_success)} {passed} of {len(check.checks)} expectations "
         f"hold; {failed:,} of {check.rows:,} rows fail.</p><table><thead><tr>"
-        f'<th>Result</th><th>Expectation</th><th>Column</th><th class="n">Failed rows</th><th>Examples</th></tr></thead>'
+        '<th>Result</th><th>Expectation</th><th>Column</th><th class="n">Failed rows</th><th>Examples</th></tr></thead>'
         f"<tbody>{rows}</tbody></table>"
     )
 

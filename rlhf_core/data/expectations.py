@@ -33,6 +33,8 @@ SCORED_NEEDED = (
 )  # fmt: skip
 """Fields that no scored rollout may lack."""
 
+REWARD_FIELDS = ("valid", "exclude_reason", "reward_raw", "reward")
+
 
 @dataclass(frozen=True)
 class CheckResult:
@@ -185,10 +187,10 @@ def check_scored(suite: str, scored: pd.DataFrame, rollout: RolloutConfig, itera
             column="ending", value_set=["natural", "early", "truncated"],
             description="ending is natural, early or truncated"),
         gxe.ExpectColumnValuesToBeInSet(
-            column="is_ending_right", value_set=[True],
+            column="ending_fault", value_set=[""],
             description="a response is truncated exactly if the engine hit the length limit"),
         gxe.ExpectColumnValuesToBeInSet(
-            column="is_reward_right", value_set=[True],
+            column="reward_fault", value_set=[""],
             description="a valid rollout has finite rewards; an excluded one has a reason"),
     ])  # fmt: skip
 
@@ -198,17 +200,27 @@ def _scored_facts(scored: pd.DataFrame) -> pd.DataFrame:
     tokens, logprob_tokens = _lengths(scored, "response_ids"), _lengths(scored, "engine_logprobs")
     logprobs = [np.asarray(row if row is not None else [], dtype=np.float64) for row in scored["engine_logprobs"]]
     wrong = [int((~np.isfinite(row) | (row > LOGPROB_ROUNDING)).sum()) for row in logprobs]
-    is_valid = scored["valid"].fillna(False).astype(bool)
-    is_finite = np.isfinite(scored[["reward_raw", "reward"]].astype(float).to_numpy()).all(axis=1)
     return scored.drop(columns=["prompt_ids", "response_ids", "engine_logprobs"]).assign(
         missing_fields=_missing_fields(scored, SCORED_NEEDED),
         prompt_tokens=_lengths(scored, "prompt_ids"),
         response_tokens=tokens,
         missing_logprobs=[a - b for a, b in zip(tokens, logprob_tokens, strict=True)],
         wrong_logprobs=wrong,
-        is_ending_right=(scored["ending"] == "truncated") == (scored["finish_reason"] == "length"),
-        is_reward_right=np.where(is_valid, is_finite, scored["exclude_reason"].notna()).astype(bool),
+        ending_fault=[_ending_fault(*row) for row in zip(scored["ending"], scored["finish_reason"], strict=True)],
+        reward_fault=[_reward_fault(*row) for row in zip(*(scored[name] for name in REWARD_FIELDS), strict=True)],
     )
+
+
+def _ending_fault(ending: Any, finish_reason: Any) -> str:
+    return "" if (ending == "truncated") == (finish_reason == "length") else f"{ending} after {finish_reason}"
+
+
+def _reward_fault(is_valid: Any, exclude_reason: Any, reward_raw: Any, reward: Any) -> str:
+    """What is wrong with a row's rewards, in words; empty where nothing is."""
+    if is_valid is None or not bool(is_valid):
+        return "excluded without a reason" if pd.isna(exclude_reason) else ""
+    values = {"reward_raw": reward_raw, "reward": reward}
+    return ", ".join(f"{name} is {value}" for name, value in values.items() if pd.isna(value) or not np.isfinite(value))
 
 
 def _columns_exist(columns: Sequence[str]) -> Expectation:

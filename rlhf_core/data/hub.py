@@ -35,6 +35,6 @@ def hub_rows(source: SourceConfig) -> Iterator[Row]:
         first_line = str(error).strip().split("\n")[0]
         raise DataError(
             f"{place} cannot be loaded: {type(error).__name__}: {first_line}. Check the name, subset and split, "
-            "and that the hub can be reached (HF_HUB_OFFLINE and HF_DATASETS_OFFLINE forbid it when set); or give a local "
-            "file."
+            "and that the hub can be reached (HF_HUB_OFFLINE and HF_DATASETS_OFFLINE forbid it when set); or give a "
+            "local file."
         ) from error

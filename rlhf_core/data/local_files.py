@@ -6,9 +6,9 @@ import csv
 import gzip
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -88,7 +88,7 @@ def _is_wanted(file: Path, folder: Path, file_format: str) -> bool:
     return found is not None if file_format == "auto" else found == file_format
 
 
-def _open(file: Path) -> AbstractContextManager[IO[bytes]]:
+def _open(file: Path) -> gzip.GzipFile | BufferedReader:
     return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -48,13 +49,15 @@ def load_preferences(config: DataConfig) -> PreferencePairs:
     if preferences.held_out:
         held_out = _read_pairs(preferences.held_out, config.root, left_out)
     else:
-        is_held_out = train["prompt"].map(lambda text: _unit_hash(opening(text))) < preferences.held_out_fraction
-        held_out, train = train[is_held_out], train[~is_held_out]
-    judged = set(held_out["prompt"].map(opening))
-    is_leak = train["prompt"].map(lambda text: opening(text) in judged).astype(bool)
-    for row in train[is_leak].to_dict("records"):
-        left_out.append(_left_out(row["origin"], "held_out", "its first turn is in the held-out pairs", row["prompt"]))
-    train = train[~is_leak]
+        is_held_out = np.array(
+            [_unit_hash(opening(text)) < preferences.held_out_fraction for text in train["prompt"]], dtype=bool
+        )
+        held_out, train = train.loc[is_held_out], train.loc[~is_held_out]
+    judged = {opening(text) for text in held_out["prompt"]}
+    is_leak = np.array([opening(text) in judged for text in train["prompt"]], dtype=bool)
+    for origin, prompt in train.loc[is_leak, ["origin", "prompt"]].itertuples(index=False):
+        left_out.append(_left_out(origin, "held_out", "its first turn is in the held-out pairs", prompt))
+    train = train.loc[~is_leak]
     for name, side in (("data.preferences.train", train), ("the held-out preference pairs", held_out)):
         if side.empty:
             raise DataError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,9 +147,9 @@ def _hold_out(config: RunConfig, pool: PromptPool) -> tuple[PromptPool, PromptPo
     """Take prompts for the held-out set out of the pool: those with the smallest seeded hash."""
     count = min(config.evaluation.held_out_rollouts, math.ceil(HELD_OUT_SHARE * len(pool.prompts)))
     rank = pool.prompts["prompt_id"].map(lambda name: derive_seed(config.seed, "held_out", name)).rank(method="first")
-    is_taken = rank <= count
-    held_out = PromptPool(pool.prompts[is_taken].reset_index(drop=True), pool.left_out.iloc[:0])
-    return PromptPool(pool.prompts[~is_taken].reset_index(drop=True), pool.left_out), held_out
+    is_taken = (rank <= count).to_numpy(dtype=bool)
+    held_out = PromptPool(pool.prompts.loc[is_taken].reset_index(drop=True), pool.left_out.iloc[:0])
+    return PromptPool(pool.prompts.loc[~is_taken].reset_index(drop=True), pool.left_out), held_out
 
 
 def _validated(
@@ -176,15 +177,15 @@ def _validated(
 
 
 def _metrics(kept: Mapping[str, pd.DataFrame], ptx: pd.DataFrame, left_out: pd.DataFrame) -> dict[str, float]:
-    counts = {f"data/left_out_{reason}": float(count) for reason, count in left_out["reason"].value_counts().items()}
+    counts = {f"data/left_out_{reason}": float(count) for reason, count in Counter(left_out["reason"]).items()}
     return {
         "data/prompts": float(len(kept[prepared.POOL])),
-        "data/general_prompts": float(kept[prepared.POOL]["is_general"].sum()),
+        "data/general_prompts": float(sum(kept[prepared.POOL]["is_general"])),
         "data/held_out_prompts": float(len(kept[prepared.HELD_OUT])),
         "data/preference_pairs_train": float(len(kept[prepared.PAIRS_TRAIN])),
         "data/preference_pairs_held_out": float(len(kept[prepared.PAIRS_HELD_OUT])),
         "data/ptx_parts": float(len(ptx)),
-        "data/ptx_tokens": float(ptx["token_ids"].map(len).sum()),
+        "data/ptx_tokens": float(sum(len(ids) for ids in ptx["token_ids"])),
         **counts,
     }
 
@@ -192,7 +193,7 @@ def _metrics(kept: Mapping[str, pd.DataFrame], ptx: pd.DataFrame, left_out: pd.D
 def _report_left_out(folder: RunFolder, left_out: pd.DataFrame) -> None:
     if left_out.empty:
         return
-    counts = {str(reason): int(count) for reason, count in left_out["reason"].value_counts().items()}
+    counts = dict(Counter(left_out["reason"].tolist()))
     words = ", ".join(f"{count} {reason}" for reason, count in counts.items())
     message = f"{len(left_out)} rows of the data are not used: {words}. See prompts/left_out.jsonl."
     record_event(folder, "left_out", message, **counts)
@@ -200,9 +201,8 @@ def _report_left_out(folder: RunFolder, left_out: pd.DataFrame) -> None:
 
 def _report_small_groups(folder: RunFolder, config: RunConfig, pool: pd.DataFrame) -> None:
     """Say once which domains are smaller than what an iteration takes from them, so that their prompts repeat."""
-    own = pool[~pool["is_general"].astype(bool)]
-    shares = domain_shares(own["domain"].tolist(), config.data.domain_weights)
-    sizes = own["domain"].value_counts()
+    sizes = Counter(pool.loc[~pool["is_general"].to_numpy(dtype=bool), "domain"].tolist())
+    shares = domain_shares(list(sizes), config.data.domain_weights)
     count = (1 - config.data.general_fraction) * config.rollout.prompts_per_iteration
     wanted = {name: math.ceil(share * count) for name, share in shares.items()}
     small = {name: f"{sizes[name]} of {need}" for name, need in wanted.items() if sizes[name] < need}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
@@ -86,10 +87,11 @@ def prompt_id(prompt: str) -> str:
 def without_prompts(pool: PromptPool, others: pd.DataFrame, reason: str) -> PromptPool:
     """The pool without prompts that `others` has too; they go to `left_out` for that reason."""
     keys = {prompt_key(prompt) for prompt in others["prompt"]}
-    is_shared = pool.prompts["prompt"].map(lambda prompt: prompt_key(prompt) in keys).astype(bool)
-    found = [{"origin": "prompt pool", "prompt": text} for text in pool.prompts["prompt"][is_shared]]
+    texts = pool.prompts["prompt"].tolist()
+    is_shared = np.array([prompt_key(text) in keys for text in texts], dtype=bool)
+    found = [{"origin": "prompt pool", "prompt": text} for text, shared in zip(texts, is_shared, strict=True) if shared]
     shared = pd.DataFrame([_left_out(row, reason, "") for row in found], columns=LEFT_OUT_COLUMNS)
-    prompts = pool.prompts[~is_shared].reset_index(drop=True)
+    prompts = pool.prompts.loc[~is_shared].reset_index(drop=True)
     return PromptPool(prompts, pd.concat([pool.left_out, shared], ignore_index=True))
 
 
@@ -150,14 +152,15 @@ def _groups(
     """Name, share and row numbers of each group that takes part."""
     if pool.empty:
         raise DataError("the prompt pool is empty: no prompt can be drawn. Give data.prompts with usable prompts.")
-    is_general = pool["is_general"].astype(bool)
-    general = pool.index[is_general].tolist()
+    is_general = pool["is_general"].to_numpy(dtype=bool)
+    general = np.flatnonzero(is_general).tolist()
     fraction = general_fraction if general else 0.0
-    own = pool[~is_general]
+    domains = pool["domain"].to_numpy(dtype=object)
     groups = [(GENERAL + "/sft", fraction, general)] if fraction else []
-    for name, share in domain_shares(own["domain"].tolist(), domain_weights).items():
+    for name, share in domain_shares(domains[~is_general].tolist(), domain_weights).items():
         if share:
-            groups.append((f"domain/{name}", share * (1 - fraction), own.index[own["domain"] == name].tolist()))
+            members = np.flatnonzero(~is_general & (domains == name)).tolist()
+            groups.append((f"domain/{name}", share * (1 - fraction), members))
     return groups
 
 

@@ -40,7 +40,7 @@ def documents(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> pd.DataF
         for part, ids in enumerate(_parts(tokenizer, text, config.ppo.ptx.max_tokens))
     ]
     frame = pd.DataFrame(rows, columns=PTX_SCHEMA.names)
-    if config.data.ptx and frame["is_held_out"].nunique() < 2:
+    if config.data.ptx and len(set(frame["is_held_out"])) < 2:
         raise DataError(
             f"data.ptx has {frame['document'].nunique()} usable documents; data.ptx_held_out_documents="
             f"{config.data.ptx_held_out_documents} of them would be held out and none left to train on. "

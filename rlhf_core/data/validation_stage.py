@@ -63,8 +63,8 @@ def run_stage(runtime: Runtime, scored: StageRef, iteration: int) -> StageRef:
     title = f"Iteration {iteration}: scored rollouts"
     docs = write_data_docs(folder.validation, f"iteration-{iteration:06d}", title, [check])
     kept, quarantined = split_rows(check, frame, config.validation, f"{place} ({docs.name})")
-    is_valid = kept["valid"].astype(bool)
-    valid, excluded = kept[is_valid].reset_index(drop=True), kept[~is_valid].reset_index(drop=True)
+    is_valid = kept["valid"].to_numpy(dtype=bool)
+    valid, excluded = kept.loc[is_valid].reset_index(drop=True), kept.loc[~is_valid].reset_index(drop=True)
     _require_signal(valid, excluded, quarantined, iteration, config.rollout.max_new_tokens)
     with stage_folder(final) as partial:
         write_table(partial / VALIDATED, valid, SCORED_SCHEMA)
@@ -95,8 +95,8 @@ def _require_signal(
             f"iteration {iteration}: no rollout is left to learn from. Reasons and their counts: {reasons}. "
             "Mend what they name (a reward model that returns NaN, penalties set to `invalid`, too strict a filter)."
         )
-    is_cut = (valid["ending"] == "truncated").all()
-    if len(valid) > 1 and is_cut and valid["reward"].nunique() == 1:
+    endings, rewards = set(valid["ending"]), set(valid["reward"])
+    if len(valid) > 1 and endings == {"truncated"} and len(rewards) == 1:
         raise CannotLearn(
             f"iteration {iteration}: all {len(valid)} responses are cut at the length limit and have the same reward "
             f"({valid['reward_raw'].iloc[0]:.4g}), so nothing can be learnt. The responses are cut: raise "

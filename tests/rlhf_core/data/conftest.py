@@ -75,8 +75,8 @@ def scored() -> pd.DataFrame:
     n = 8
     columns = {
         "iteration": 3, "sample_index": 0, "domain": "general", "prompt": "w1 w2", "response": "w3 w4", "seed": 7,
-        "finish_reason": "eos", "ending": "natural", "attempts": 1, "rejected_by": None, "policy_step": 2, "valid": True,
-        "exclude_reason": None,
+        "finish_reason": "eos", "ending": "natural", "attempts": 1, "rejected_by": None, "policy_step": 2,
+        "valid": True, "exclude_reason": None,
     }  # fmt: skip
     frame = pd.DataFrame({name: [value] * n for name, value in columns.items()})
     return frame.assign(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from rlhf_core.data.ptx_stream import documents, draw_documents
@@ -42,6 +44,6 @@ def test_a_run_without_text_has_no_documents(tokenizer, make_config):
 def test_drawing_uses_every_document_before_any_comes_again_and_repeats_for_the_same_seed():
     docs = [[n, n] for n in range(12)]
     drawn = [draw_documents(docs, count=4, iteration=iteration, seed=3) for iteration in (1, 2, 3)]
-    assert sorted(sum(drawn, [])) == docs
+    assert sorted(chain.from_iterable(drawn)) == docs
     assert draw_documents(docs, count=4, iteration=2, seed=3) == drawn[1]
     assert draw_documents(docs, count=4, iteration=4, seed=3) != drawn[0]
