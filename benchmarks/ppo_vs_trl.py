@@ -95,7 +95,8 @@ def trl_environment(folder: Path) -> Path:
     if done.is_file() and done.read_text().split() == wanted:
         return python
     print(f"installing {' '.join(wanted)} into {folder} …", file=sys.stderr, flush=True)
-    venv.create(folder, with_pip=True)
+    if not python.exists():
+        venv.create(folder, with_pip=True)
     subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], check=True)
     done.write_text("\n".join(wanted))
     return python
