@@ -54,7 +54,7 @@ def shape_rewards(
     is_limited = torch.zeros_like(response_mask)
     if limit is not None:
         require_finite("limit.kl_t", limit.kl_t, response_mask)
-        is_limited = (limit.kl_t > limit.limit_nats) & response_mask
+        is_limited = limit.kl_t > limit.limit_nats
         token_rewards = token_rewards.masked_fill(is_limited, limit.reward)
     token_rewards = token_rewards.masked_fill(~response_mask, 0.0)
     if response_mask.shape[1]:
