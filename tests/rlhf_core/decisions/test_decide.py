@@ -59,6 +59,7 @@ def gate(*scores: BenchmarkScore, number: int = 1, **changes: object) -> GateRec
         (gate(score(0.0), score(0.02)), "adjust_ptx", False, 0.1, "not promoted"),
         (gate(score(0.02, low=-0.01)), "continue", True, 0.05, "gate passed"),
         (gate(score(0.02, low=0.002, p_value=0.125)), "continue", True, 0.05, "gate passed"),
+        (gate(score(0.02, low=-0.001, p_value=0.04)), "continue", True, 0.05, "gate passed"),
         (gate(score(0.01)), "continue", True, 0.05, "gate passed"),
         (gate(score(0.2, low=-0.01)), "continue", True, 0.05, "gate passed"),
         (gate(score(), reward_gain=0.01), "adjust_ptx", True, 0.025, "reward rises slowly"),
