@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging.handlers import APILogHandler
 
 CORE = "rlhf_core"
@@ -17,6 +18,13 @@ def forward_core_log_lines() -> None:
     """
     core = logging.getLogger(CORE)
     if not any(isinstance(handler, APILogHandler) for handler in core.handlers):
-        core.addHandler(APILogHandler())
+        handler = APILogHandler()
+        handler.addFilter(_belongs_to_a_run)
+        core.addHandler(handler)
     if core.level == logging.NOTSET:
         core.setLevel(logging.INFO)
+
+
+def _belongs_to_a_run(record: logging.LogRecord) -> bool:
+    """The core may also be used as a library in a process that ran a flow before."""
+    return FlowRunContext.get() is not None or TaskRunContext.get() is not None

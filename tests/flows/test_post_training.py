@@ -13,8 +13,9 @@ from prefect.client.schemas.objects import TaskRun
 from examples.without_prefect import run as run_without_prefect
 from flows.post_training import post_training
 from rlhf_core.data.store import RunFolder, file_sha256
-from rlhf_core.errors import ConfigError, DataError, RunFolderError
-from tests.flows.tiny_run import CALLS, metrics_rows, scored_by, settings, write_config
+from rlhf_core.errors import ConfigError, DataError, RemoteScorerError, RunFolderError
+from rlhf_core.runtime import Runtime
+from tests.flows.tiny_run import CALLS, FlakyScorer, metrics_rows, scored_by, settings, write_config
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +60,17 @@ def test_a_name_in_use_is_refused_without_resume(finished):
     assert contents(outcome.folder) == before
 
 
-def test_a_failure_that_time_heals_is_retried_and_changes_no_number(finished, world, tmp_path, monkeypatch):
+@pytest.fixture
+def flaky_scorer(monkeypatch):
+    """The runtime hands out a scorer that fails at every odd call, as a remote one may."""
+    calls: list[int] = []
+    build = Runtime.scorer
+    monkeypatch.setattr(Runtime, "scorer", lambda runtime: FlakyScorer(build(runtime), calls))
+
+
+def test_a_failure_that_time_heals_is_retried_and_changes_no_number(finished, world, tmp_path, flaky_scorer):
     _, outcome = finished
-    monkeypatch.setenv(CALLS, str(tmp_path / "calls"))
-    config = write_config(tmp_path, settings(world, tmp_path, reward=scored_by("fail_now_and_then")))
+    config = write_config(tmp_path, settings(world, tmp_path))
     shaken = post_training(config=str(config), run_name="shaken")
     assert metrics_rows(shaken.folder) == metrics_rows(outcome.folder)
     runs = Counter({run.name: run.run_count for run in task_runs_of("shaken")})
@@ -80,20 +88,13 @@ def test_a_failure_that_no_retry_heals_ends_the_run_at_once_with_a_report(world,
     assert RunFolder(tmp_path / "doomed").report.exists()
 
 
-def test_a_run_that_failed_goes_on_where_it_stopped(finished, world, tmp_path, monkeypatch):
+def test_a_run_that_failed_goes_on_where_it_stopped(finished, world, tmp_path, flaky_scorer):
     _, outcome = finished
-    monkeypatch.setenv(CALLS, str(tmp_path / "calls"))
-    content = settings(world, tmp_path, reward=scored_by("fail_now_and_then"), recovery={"retries": 0})
-    config = write_config(tmp_path, content)
-    failures = 0
-    for _ in range(20):
-        try:
-            resumed = post_training(config=str(config), resume=failures > 0)
-            break
-        except Exception as error:
-            assert type(error).__name__ == "RemoteScorerError"
-            failures += 1
-    assert failures == 5  # the baseline, two iterations, two gates
+    config = str(write_config(tmp_path, settings(world, tmp_path, recovery={"retries": 0})))
+    for number in range(5):  # the baseline, two iterations, two gates: each fails once
+        with pytest.raises(RemoteScorerError):
+            post_training(config=config, resume=number > 0)
+    resumed = post_training(config=config, resume=True)
     assert metrics_rows(resumed.folder) == metrics_rows(outcome.folder)
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from rlhf_core.engines.protocols import Scorer
 from rlhf_core.errors import DataError, RemoteScorerError
 from tests.tiny_model import TinyWorld
 
 CALLS = "RLHF_TEST_SCORER_CALLS"
-"""Environment variable: a file to which the failing scorers add a letter at every call."""
+"""Environment variable: a file to which `never_works` adds a letter at every call."""
 
 
 def settings(world: TinyWorld, home: Path, **sections: Any) -> dict[str, Any]:
@@ -66,24 +69,25 @@ def prefer_short(prompts: list[str], responses: list[str]) -> list[float]:
     return [-float(len(response)) for response in responses]
 
 
-def fail_now_and_then(prompts: list[str], responses: list[str]) -> list[float]:
-    """`prefer_short`, but every odd call raises what time heals."""
-    if _calls() % 2:
-        raise RemoteScorerError("the scorer did not answer; try again.")
-    return prefer_short(prompts, responses)
-
-
 def never_works(prompts: list[str], responses: list[str]) -> list[float]:
-    """Raises what no retry heals."""
-    _calls()
+    """Raises what no retry heals, and leaves a letter in the file that `CALLS` names."""
+    with Path(os.environ[CALLS]).open("a") as file:
+        file.write("x")
     raise DataError("the scorer's table has no column `score`; add it.")
 
 
-def _calls() -> int:
-    path = Path(os.environ[CALLS])
-    with path.open("a") as file:
-        file.write("x")
-    return path.stat().st_size
+@dataclass
+class FlakyScorer:
+    """A scorer whose every odd call fails as a remote one does when it does not answer."""
+
+    inner: Scorer
+    calls: list[int]
+
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        self.calls.append(len(rows))
+        if len(self.calls) % 2:
+            raise RemoteScorerError("the scorer did not answer; try again.")
+        return self.inner.score(rows)
 
 
 def metrics_rows(folder: Path) -> list[dict[str, Any]]:
