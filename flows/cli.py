@@ -15,14 +15,20 @@ from rlhf_core import __version__
 from rlhf_core.errors import RlhfError
 
 app = typer.Typer(
-    name="rlhf", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="RLHF post-training whose runs come home."
+    name="rlhf",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="RLHF post-training whose runs come home.",
 )
 server_app = typer.Typer(no_args_is_help=True, help="The local Prefect server.")
 app.add_typer(server_app, name="server")
 console = Console(stderr=True)
 
 Config = Annotated[str, typer.Argument(help="a preset (quickstart, smollm2_hh) or a YAML file")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="dotted.key=value, e.g. ppo.actor.learning_rate=5e-7; may be repeated")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="dotted.key=value, e.g. ppo.actor.learning_rate=5e-7; may be repeated")
+]
 RunPath = Annotated[Path, typer.Argument(help="a run's folder, e.g. runs/quickstart")]
 
 
@@ -32,7 +38,9 @@ def run(
     name: Annotated[str | None, typer.Option(help="name of the run; its folder is HOME/NAME")] = None,
     home: Annotated[Path | None, typer.Option(help="folder that holds run folders")] = None,
     overrides: Overrides = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="where the name is taken, use the next free one: NAME-2, NAME-3, …")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="where the name is taken, use the next free one: NAME-2, NAME-3, …")
+    ] = False,
 ) -> None:
     """Run the whole pipeline: baseline, reward model, PPO rounds with gates, report."""
     from rlhf_core.config.load import load_config

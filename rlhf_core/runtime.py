@@ -21,7 +21,15 @@ from pathlib import Path
 import torch
 import yaml
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core import __version__
@@ -72,7 +80,9 @@ class Runtime:
         """Raises ConfigError where a GPU is asked for and there is none."""
         wanted = self.config.compute.device
         if wanted == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("compute.device is 'cuda', but torch sees no GPU here. Set compute.device to auto or cpu.")
+            raise ConfigError(
+                "compute.device is 'cuda', but torch sees no GPU here. Set compute.device to auto or cpu."
+            )
         return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
     @cached_property
@@ -132,9 +142,17 @@ class Runtime:
     @contextmanager
     def progress(self, description: str, total: int) -> Generator[ProgressBar]:
         """A progress bar on stderr; silent when the output is no terminal."""
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
         console = Console(stderr=True)
-        with Progress(*columns, console=console, transient=True, disable=not (self.show_progress and console.is_terminal)) as bars:
+        with Progress(
+            *columns, console=console, transient=True, disable=not (self.show_progress and console.is_terminal)
+        ) as bars:
             yield ProgressBar(bars, bars.add_task(description, total=total))
 
     def close(self) -> None:
@@ -161,7 +179,9 @@ def prepare_run(config: RunConfig, *, resume: bool) -> RunFolder:
             )
         return folder
     if folder.path.exists() and any(path.name != "lock" for path in folder.path.iterdir()):
-        raise RunFolderError(f"{folder.path} exists and is no run (it has no config.yaml). Choose another name or home.")
+        raise RunFolderError(
+            f"{folder.path} exists and is no run (it has no config.yaml). Choose another name or home."
+        )
     with disk_errors(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
     write_json(folder.manifest, _versions(config))
@@ -173,7 +193,9 @@ def stored_config(path: Path) -> RunConfig:
     """The configuration of an existing run."""
     file = RunFolder(path).config
     if not file.is_file():
-        raise RunFolderError(f"{path.absolute()} is no run: it has no config.yaml. Give the folder of a run, e.g. runs/quickstart.")
+        raise RunFolderError(
+            f"{path.absolute()} is no run: it has no config.yaml. Give the folder of a run, e.g. runs/quickstart."
+        )
     return RunConfig.model_validate(yaml.safe_load(file.read_text()))
 
 

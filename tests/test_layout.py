@@ -6,13 +6,19 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [path for name in ("rlhf_core", "tasks", "flows", "deployments", "benchmarks", "examples") for path in (ROOT / name).rglob("*.py")]
+SOURCES = [
+    path
+    for name in ("rlhf_core", "tasks", "flows", "deployments", "benchmarks", "examples")
+    for path in (ROOT / name).rglob("*.py")
+]
 MAX_FILE_LINES = 320
 MAX_FUNCTION_LINES = 55
 
 
 def test_no_file_is_longer_than_a_person_reads_at_once():
-    long = {str(path.relative_to(ROOT)): n for path in SOURCES if (n := len(path.read_text().splitlines())) > MAX_FILE_LINES}
+    long = {
+        str(path.relative_to(ROOT)): n for path in SOURCES if (n := len(path.read_text().splitlines())) > MAX_FILE_LINES
+    }
     assert not long
 
 
@@ -28,7 +34,11 @@ def test_no_function_is_longer_than_a_screen():
 
 
 def test_every_module_says_what_it_is():
-    silent = [str(path.relative_to(ROOT)) for path in SOURCES if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None]
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None
+    ]
     assert not silent
 
 

@@ -22,7 +22,10 @@ def tiny_settings(world: TinyWorld, home: Path, **changes: Any) -> dict[str, Any
             "root": str(world.data),
             "prompts": [{"path": "prompts.jsonl"}],
             "held_out_prompts": [{"path": "prompts_heldout.jsonl"}],
-            "preferences": {"train": [{"path": "preferences_train.jsonl"}], "held_out": [{"path": "preferences_eval.jsonl"}]},
+            "preferences": {
+                "train": [{"path": "preferences_train.jsonl"}],
+                "held_out": [{"path": "preferences_eval.jsonl"}],
+            },
             "sft": [{"path": "sft.jsonl"}],
             "ptx": [{"path": "ptx.jsonl"}],
             "ptx_held_out_documents": 4,
@@ -30,8 +33,8 @@ def tiny_settings(world: TinyWorld, home: Path, **changes: Any) -> dict[str, Any
         "model": {"policy": str(world.model)},
         "rollout": {"prompts_per_iteration": 8, "max_new_tokens": 8, "min_response_tokens": 2, "batch_size": 8},
         "reward_model": {
-            "train": {"learning_rate": 1e-3, "max_tokens": 64},
-            "gate": {"min_accuracy": 0.5, "max_length_correlation": 1.0},
+            "train": {"learning_rate": 3e-3, "max_tokens": 64, "epochs": 3},
+            "gate": {"min_accuracy": 0.5, "max_length_correlation": 1.0, "confidence": 0.51},
         },
         "ppo": {
             "actor": {"learning_rate": 1e-4, "warmup_steps": 1},

@@ -33,6 +33,10 @@ def require_whole(folder: Path, *, check_hashes: bool = True) -> None:
         if not path.is_file():
             raise CheckpointError(f"{path} is missing, but the manifest lists it.")
         if path.stat().st_size != facts["bytes"]:
-            raise CheckpointError(f"{path} is damaged: it has {path.stat().st_size} bytes, the manifest says {facts['bytes']}.")
+            raise CheckpointError(
+                f"{path} is damaged: it has {path.stat().st_size} bytes, the manifest says {facts['bytes']}."
+            )
         if check_hashes and (found := file_sha256(path)) != facts["sha256"]:
-            raise CheckpointError(f"{path} is damaged: its sha256 is {found[:12]}, the manifest says {facts['sha256'][:12]}.")
+            raise CheckpointError(
+                f"{path} is damaged: its sha256 is {found[:12]}, the manifest says {facts['sha256'][:12]}."
+            )

@@ -22,7 +22,9 @@ class SourceConfig(StrictConfig):
     data_dir: str | None = Field(None, description="folder inside the hub repository")
     split: str = Field("train", description="hub split")
     limit: int | None = Field(None, ge=1, description="rows taken, from the start")
-    domain: str | None = Field(None, description="domain of every row; otherwise the `domain` column, otherwise 'general'")
+    domain: str | None = Field(
+        None, description="domain of every row; otherwise the `domain` column, otherwise 'general'"
+    )
     layout: Literal["plain", "hh_transcript"] = Field(
         "plain", description="hh_transcript: chosen/rejected are whole '\\n\\nHuman: … \\n\\nAssistant: …' dialogues"
     )

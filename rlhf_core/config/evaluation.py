@@ -42,9 +42,15 @@ class DecisionConfig(StrictConfig):
 
     tolerated_drop: float = Field(0.01, ge=0, lt=1, description="mean benchmark drop that ptx_coef answers")
     rollback_drop: float = Field(0.03, gt=0, le=1, description="drop that triggers a rollback")
-    confidence: float = Field(0.95, gt=0.5, lt=1, description="a drop counts when the paired interval excludes 0 at this level")
-    smoothing: float = Field(0.5, ge=0, lt=1, description="weight of the past in the moving average of benchmark scores")
-    slow_reward_gain: float = Field(0.02, ge=0, description="gain per round, in baseline std, below which reward is slow")
+    confidence: float = Field(
+        0.95, gt=0.5, lt=1, description="a drop counts when the paired interval excludes 0 at this level"
+    )
+    smoothing: float = Field(
+        0.5, ge=0, lt=1, description="weight of the past in the moving average of benchmark scores"
+    )
+    slow_reward_gain: float = Field(
+        0.02, ge=0, description="gain per round, in baseline std, below which reward is slow"
+    )
     flat_kl_nats: float = Field(0.002, ge=0, description="KL below which the policy counts as not moving")
     ptx_minimum: float = Field(0.01, gt=0)
     ptx_maximum: float = Field(0.5, gt=0)

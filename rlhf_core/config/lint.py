@@ -25,17 +25,27 @@ def lint(config: RunConfig) -> tuple[LintWarning, ...]:
 
     ppo = config.ppo
     if ppo.critic.learning_rate < ppo.actor.learning_rate:
-        warn("ppo.critic.learning_rate", "below the actor's; the critic then lags behind. Usual: 2 to 10 × the actor's.")
+        warn(
+            "ppo.critic.learning_rate", "below the actor's; the critic then lags behind. Usual: 2 to 10 × the actor's."
+        )
     if not 0.1 <= ppo.clip_range <= 0.3:
         warn("ppo.clip_range", f"{ppo.clip_range} is far from 0.2, where PPO is known to be stable.")
     if config.reward.normalisation == "none":
         warn("reward.normalisation", "rewards are not normalised; their scale then sets the step size (S5, S14).")
     if config.rollout.rollouts_per_iteration < 16:
-        warn("rollout", f"{config.rollout.rollouts_per_iteration} rollouts an iteration are few for the noise; 32 and more are usual.")
+        warn(
+            "rollout",
+            f"{config.rollout.rollouts_per_iteration} rollouts an iteration are few for the noise; 32 and more are usual.",
+        )
     if not ppo.ptx.enabled and config.data.general_fraction == 0:
-        warn("ppo.ptx.enabled", "no general data are mixed in (ptx off, general_fraction 0); abilities may be forgotten.")
+        warn(
+            "ppo.ptx.enabled", "no general data are mixed in (ptx off, general_fraction 0); abilities may be forgotten."
+        )
     if not config.evaluation.benchmarks:
-        warn("evaluation.benchmarks", "none given: the gate cannot see forgotten abilities and never rolls back for them.")
+        warn(
+            "evaluation.benchmarks",
+            "none given: the gate cannot see forgotten abilities and never rolls back for them.",
+        )
     for benchmark in config.evaluation.benchmarks:
         needed = items_to_detect(config.decisions.rollback_drop, config.decisions.confidence)
         if benchmark.items is not None and benchmark.items < needed:

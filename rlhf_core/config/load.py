@@ -100,7 +100,9 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 def _apply_override(settings: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
-        raise ConfigError(f"override {override!r} is not of the form dotted.key=value, e.g. ppo.actor.learning_rate=5e-7.")
+        raise ConfigError(
+            f"override {override!r} is not of the form dotted.key=value, e.g. ppo.actor.learning_rate=5e-7."
+        )
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -145,7 +147,9 @@ def _index(place: list[Any], name: str, override: str) -> int:
 def _explain(error: ValidationError, settings: Mapping[str, Any], path: Path) -> str:
     places = [fault["loc"] for fault in error.errors()]
     faults = [
-        fault for fault in error.errors() if not any(len(p) > len(fault["loc"]) and p[: len(fault["loc"])] == fault["loc"] for p in places)
+        fault
+        for fault in error.errors()
+        if not any(len(p) > len(fault["loc"]) and p[: len(fault["loc"])] == fault["loc"] for p in places)
     ]
     lines = [f"{path} has {len(faults)} wrong setting(s):"]
     for fault in faults:

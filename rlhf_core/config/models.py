@@ -14,9 +14,13 @@ class ModelConfig(StrictConfig):
 
     policy: str = Field(min_length=1, description="folder or hub name of the SFT model")
     revision: str | None = Field(None, description="hub revision")
-    critic_init: Literal["policy", "reward_model"] = Field("policy", description="body that the critic starts from (A6)")
+    critic_init: Literal["policy", "reward_model"] = Field(
+        "policy", description="body that the critic starts from (A6)"
+    )
     reference_dtype: Literal["float32", "bfloat16"] = Field("float32", description="precision of the frozen reference")
-    autocast: Literal["off", "bfloat16"] = Field("off", description="bfloat16: matrix products in bf16, weights stay float32")
+    autocast: Literal["off", "bfloat16"] = Field(
+        "off", description="bfloat16: matrix products in bf16, weights stay float32"
+    )
     gradient_checkpointing: bool = Field(False, description="recompute activations in backward, to save memory")
 
 

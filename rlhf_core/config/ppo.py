@@ -52,7 +52,9 @@ class KlShapingConfig(StrictConfig):
     """KL in the token rewards (R6)."""
 
     estimator: Literal["k1", "k2", "k3", "exact"] = Field("k1", description="of the penalty")
-    token_limit_nats: float | None = Field(0.5, gt=0, description="hard truncation where a token's KL exceeds it; None: off")
+    token_limit_nats: float | None = Field(
+        0.5, gt=0, description="hard truncation where a token's KL exceeds it; None: off"
+    )
     token_limit_reward: float = Field(-10.0, le=0, description="KL reward of such a token")
 
 

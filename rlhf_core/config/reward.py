@@ -51,7 +51,9 @@ class RewardConfig(StrictConfig):
 class RewardModelTrainingConfig(StrictConfig):
     """Bradley-Terry training from the SFT model (W1)."""
 
-    trainable_layers: int | None = Field(None, ge=0, description="top transformer layers trained with the head; None: all")
+    trainable_layers: int | None = Field(
+        None, ge=0, description="top transformer layers trained with the head; None: all"
+    )
     learning_rate: float = Field(2e-5, gt=0, le=1e-1)
     head_learning_rate: float | None = Field(None, gt=0, description="of the value head; None: as learning_rate")
     weight_decay: float = Field(0.01, ge=0)
@@ -69,7 +71,9 @@ class RewardModelTrainingConfig(StrictConfig):
 class RewardModelGateConfig(StrictConfig):
     """What a reward model must show before it is used (W2)."""
 
-    min_accuracy: float = Field(0.55, ge=0.5, le=1, description="held-out accuracy; the interval's lower end must exceed 0.5")
+    min_accuracy: float = Field(
+        0.55, ge=0.5, le=1, description="held-out accuracy; the interval's lower end must exceed 0.5"
+    )
     max_length_correlation: float = Field(0.9, gt=0, le=1, description="|Spearman| of score and response length")
     max_pairs: int | None = Field(None, ge=10, description="held-out pairs scored; None: all")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="of all intervals")

@@ -32,7 +32,9 @@ class RecoveryConfig(StrictConfig):
 class ValidationConfig(StrictConfig):
     """What a failed expectation does (D2)."""
 
-    on_failure: Literal["stop", "quarantine"] = Field("quarantine", description="quarantine keeps bad rows apart and goes on")
+    on_failure: Literal["stop", "quarantine"] = Field(
+        "quarantine", description="quarantine keeps bad rows apart and goes on"
+    )
     max_quarantined_fraction: float = Field(0.5, ge=0, le=1, description="more bad rows than this stop the run")
 
 
@@ -74,7 +76,9 @@ class RunConfig(StrictConfig):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if self.ppo.ptx.enabled and not self.data.ptx:
-            raise ValueError("ppo.ptx.enabled is true but data.ptx names no text. Give data.ptx, or set ppo.ptx.enabled=false.")
+            raise ValueError(
+                "ppo.ptx.enabled is true but data.ptx names no text. Give data.ptx, or set ppo.ptx.enabled=false."
+            )
         if self.reward.scorer == "reward_model" and self.reward_model.path is None and not self.data.preferences.train:
             raise ValueError(
                 "no reward model: give reward_model.path, or data.preferences.train to train one, "

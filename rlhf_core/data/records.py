@@ -49,6 +49,16 @@ SCORED_SCHEMA = pa.schema(
 )
 """`reward_raw` is the scorer's, `reward` the normalised, clipped and penalised one."""
 
-SAMPLED_TENSORS = ("prompt_ids", "response_ids", "prompt_mask", "response_mask", "old_logprobs", "ref_logprobs", "old_values",
-                   "rewards", "advantages", "returns")
+SAMPLED_TENSORS = (
+    "prompt_ids",
+    "response_ids",
+    "prompt_mask",
+    "response_mask",
+    "old_logprobs",
+    "ref_logprobs",
+    "old_values",
+    "rewards",
+    "advantages",
+    "returns",
+)
 """Tensors of `experience.safetensors`; prompts left-padded, responses right-padded, one row per rollout."""

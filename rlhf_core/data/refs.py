@@ -25,7 +25,9 @@ class ControlState(Ref):
     """What the controllers have set; travels with the policy that it steers."""
 
     kl_coef: float = Field(gt=0, description="β")
-    kl_average_nats: float | None = Field(None, description="moving average of KL per token; None before the first batch")
+    kl_average_nats: float | None = Field(
+        None, description="moving average of KL per token; None before the first batch"
+    )
     ptx_coef: float = Field(ge=0, description="γ of PPO-ptx; 0 where ptx is off")
     learning_rate_factor: float = Field(1.0, gt=0, description="of both schedules; falls after a rollback")
 

@@ -161,9 +161,7 @@ def _packed_logprobs(model: Any, batch: Sequence[SharedRow], targets: _Targets) 
     ids, segments, positions = _packed_inputs(batch)
     decoder = model.get_decoder()
     mask = _attention_mask(segments.to(device), _mask_dtype(model))
-    output = decoder(
-        input_ids=ids.to(device), attention_mask=mask, position_ids=positions.to(device), use_cache=False
-    )
+    output = decoder(input_ids=ids.to(device), attention_mask=mask, position_ids=positions.to(device), use_cache=False)
     hidden = output.last_hidden_state
     place = targets.row * ids.shape[1] + targets.column
     unique, which = torch.unique(place, return_inverse=True)

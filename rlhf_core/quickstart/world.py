@@ -42,8 +42,8 @@ class WorldSettings:
     """How large a world to write; counts are rows of the files."""
 
     subjects_per_domain: int = 20
-    sft_rows: int = 5000
-    ptx_rows: int = 5000
+    sft_rows: int = 4000
+    ptx_rows: int = 8000
     prompt_rows: int = 600
     held_out_prompt_rows: int = 160
     preference_train_rows: int = 1600
@@ -148,18 +148,16 @@ class World:
     def _passage(self, rng: random.Random, weights: Sequence[float]) -> str:
         fact = rng.choices(self.facts, weights)[0]
         kind = rng.random()
-        if fact.attribute.questions and kind < 0.35:
+        if fact.attribute.questions and kind < 0.3:
             asked = f"{fact.fill(rng.choice(fact.attribute.questions))} Answer: {fact.value}."
             asked = f"Question: {asked}" if rng.random() < 0.7 else asked
             return f"{EXAM_HEADER} {fact.domain}. {asked}" if rng.random() < 0.15 else asked
-        if kind < 0.65:
+        if kind < 0.5:
             scene = f"{fact.fill(fact.attribute.scene)} {fact.fill(fact.attribute.ending)}"
             return f"{scene_label(fact)}: {scene}" if rng.random() < 0.6 else scene
-        text = [fact.fill(rng.choice(fact.attribute.statements))]
         others = [other for other in self.facts_by_subject[fact.subject] if other != fact]
-        for other in rng.choices(others, [other.weight for other in others], k=rng.randint(0, 2)):
-            text.append(other.fill(rng.choice(other.attribute.answers)))
-        return " ".join(text)
+        told = [fact, *rng.choices(others, [other.weight for other in others], k=rng.randint(0, 3))]
+        return " ".join(one.fill(rng.choice(one.attribute.statements)) for one in told)
 
     def _rng(self, purpose: str) -> random.Random:
         return random.Random(f"{self.seed}/{purpose}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,25 +59,23 @@ def sequence_rewards(
         ConfigError: `calibrated` without a usable calibration.
     """
     raw = torch.tensor([float(score) for score in scores], dtype=torch.float64)
-    is_truncated = torch.tensor([ending == "truncated" for ending in endings], dtype=torch.bool)
-    is_early = torch.tensor([ending == "early" for ending in endings], dtype=torch.bool)
-    is_scored = torch.tensor([should_score(ending, config) for ending in endings], dtype=torch.bool)
-    is_invalid = is_early if config.early_policy == "invalid" else torch.zeros_like(is_early)
+    is_scored = _flags(should_score(ending, config) for ending in endings)
+    is_invalid = _flags(ending == "early" and config.early_policy == "invalid" for ending in endings)
+    is_without_reward = _flags(ending == "truncated" and config.truncated_policy == "kl_only" for ending in endings)
     is_lost = is_scored & ~torch.isfinite(raw)
     valid = ~is_invalid & ~is_lost
-    counts = valid & is_scored & ~(is_truncated if config.truncated_policy == "kl_only" else torch.zeros_like(valid))
+    counts = valid & is_scored & ~is_without_reward
 
     normalised = normalise_scores(raw, counts, mode=config.normalisation, calibration=calibration, running=running)
     rewards = torch.zeros_like(raw)
     rewards[counts], clipped_fraction = clip_scores(normalised.values[counts], config.clip)
-    if config.truncated_policy != "kl_only":
-        rewards[valid & ~is_scored] = rewards[counts].mean() if counts.any() else 0.0
+    rewards[valid & ~is_scored & ~is_without_reward] = _mean(rewards[counts])
     rewards += ending_penalties(
         endings,
         early_penalty=config.penalties.early_end,
         truncation_penalty=config.penalties.truncation if config.truncated_policy == "penalty" else 0.0,
     )
-    raw = torch.where(is_scored, raw, raw[counts].mean() if counts.any() else torch.tensor(0.0, dtype=torch.float64))
+    raw = torch.where(is_scored, raw, _mean(raw[counts]))
     metrics = {
         **_raw_metrics(raw[counts]),
         "reward/clipped_fraction": clipped_fraction,
@@ -103,6 +101,15 @@ def running_stats(metrics: Sequence[dict[str, float]]) -> RunningStats:
         if count:
             stats = stats.merged(RunningStats(count, batch["reward/raw_mean"], count * batch["reward/raw_std"] ** 2))
     return stats
+
+
+def _flags(values: Iterable[bool]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.bool)
+
+
+def _mean(values: Tensor) -> float:
+    """The mean, 0 of nothing."""
+    return float(values.mean()) if len(values) else 0.0
 
 
 def _raw_metrics(raw: Tensor) -> dict[str, float]:

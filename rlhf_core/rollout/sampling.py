@@ -89,8 +89,8 @@ class Sampler:
             raise NumericsError(
                 f"iteration {self.origin.iteration}, prompt {place.prompt['prompt_id']!r}, "
                 f"sample {place.sample_index}: the policy of step {self.origin.policy_step} gave NaN or infinite logits "
-                f"at response token {error.token_index}. Its weights are damaged, mostly by too high a learning rate; the run goes back to "
-                "the last good checkpoint."
+                f"at response token {error.token_index}. Its weights are damaged, mostly by too high a "
+                "learning rate; the run goes back to the last good checkpoint."
             ) from error
 
     def _row(self, place: Place, generation: Generation, seed: int, attempt: int) -> dict[str, Any]:
@@ -123,35 +123,3 @@ def places_of(prompts: pd.DataFrame, samples_per_prompt: int) -> list[Place]:
 def rollout_frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """The rows as a frame with the columns of `ROLLOUT_SCHEMA`, also where there are none."""
     return pd.DataFrame(list(rows), columns=ROLLOUT_SCHEMA.names, dtype=object if not rows else None)
-
-
-def sample_responses(
-    engine: RolloutEngine,
-    prompts: pd.DataFrame,
-    *,
-    tokenizer: PreTrainedTokenizerBase,
-    config: RolloutConfig,
-    origin: SampleOrigin,
-    advance: Callable[[int], None] | None = None,
-) -> pd.DataFrame:
-    """Sample `config.samples_per_prompt` responses for each prompt, without rejection.
-
-    A response depends on the policy, its prompt and (run seed, prompt id, iteration, sample index) alone (G4).
-
-    Args:
-        engine: samples from the policy.
-        prompts: `PROMPT_SCHEMA`, and `repeat` where a prompt may occur twice.
-        tokenizer: decodes the responses.
-        config: sampling settings.
-        origin: run seed, iteration and policy step.
-        advance: called with the number of responses that have just been made.
-
-    Returns:
-        Rows of `ROLLOUT_SCHEMA`, prompt by prompt.
-
-    Raises:
-        NumericsError: the policy's logits are NaN or infinite.
-        OutOfMemory: memory ran out.
-    """
-    sampler = Sampler(engine, tokenizer, config, origin, advance)
-    return rollout_frame(sampler.sample(places_of(prompts, config.samples_per_prompt), attempt=1))

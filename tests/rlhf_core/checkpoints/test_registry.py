@@ -14,8 +14,13 @@ from rlhf_core.data.store import RunFolder, write_json
 from rlhf_core.errors import CheckpointError
 
 CONFIG = RunConfig.model_validate(
-    {"name": "x", "rounds": 2, "iterations_per_round": 3, "data": {"prompts": [{"path": "p"}], "preferences": {"train": [{"path": "q"}]},
-     "ptx": [{"path": "t"}]}, "model": {"policy": "m"}}
+    {
+        "name": "x",
+        "rounds": 2,
+        "iterations_per_round": 3,
+        "data": {"prompts": [{"path": "p"}], "preferences": {"train": [{"path": "q"}]}, "ptx": [{"path": "t"}]},
+        "model": {"policy": "m"},
+    }
 )
 
 

@@ -81,7 +81,9 @@ def test_a_run_that_was_taken_over_saves_nothing_more(runtime):
     start = start_policy(runtime)
     runtime.folder.lock.write_text('{"epoch": 99, "pid": 1, "host": "other"}')
     with pytest.raises(RunLocked, match="process 1 on other"):
-        save_checkpoint(runtime, runtime.at(start), new_reference(runtime, 1, start.control, {}), parent=0, experience_sha256="x")
+        save_checkpoint(
+            runtime, runtime.at(start), new_reference(runtime, 1, start.control, {}), parent=0, experience_sha256="x"
+        )
     assert Registry(runtime.folder).current() == start
 
 

@@ -10,8 +10,12 @@ from scipy.stats import norm
 from rlhf_core.config.lint import items_to_detect, lint
 from rlhf_core.config.run import RunConfig
 
-SOUND = {"name": "x", "data": {"prompts": [{"path": "p"}], "preferences": {"train": [{"path": "q"}]}, "ptx": [{"path": "t"}]},
-         "model": {"policy": "m"}, "evaluation": {"benchmarks": [{"name": "mmlu", "items": 5000}]}}
+SOUND = {
+    "name": "x",
+    "data": {"prompts": [{"path": "p"}], "preferences": {"train": [{"path": "q"}]}, "ptx": [{"path": "t"}]},
+    "model": {"policy": "m"},
+    "evaluation": {"benchmarks": [{"name": "mmlu", "items": 5000}]},
+}
 
 
 def fields(change: dict) -> set[str]:

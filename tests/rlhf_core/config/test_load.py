@@ -10,8 +10,15 @@ import yaml
 from rlhf_core.config.load import config_hash, dump_config, load_config, presets
 from rlhf_core.errors import ConfigError
 
-MINIMAL = {"name": "x", "data": {"prompts": [{"path": "p.jsonl"}], "preferences": {"train": [{"path": "q.jsonl"}]},
-                                 "ptx": [{"path": "t.txt"}]}, "model": {"policy": "m"}}
+MINIMAL = {
+    "name": "x",
+    "data": {
+        "prompts": [{"path": "p.jsonl"}],
+        "preferences": {"train": [{"path": "q.jsonl"}]},
+        "ptx": [{"path": "t.txt"}],
+    },
+    "model": {"policy": "m"},
+}
 
 
 def write(tmp_path: Path, content: object) -> Path:
@@ -63,7 +70,9 @@ def test_a_wrong_override_names_the_field_and_the_cure(tmp_path, override, words
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize(("content", "word"), [("- 1", "a list"), ("", "nothing"), ("a: [", "not valid YAML"), ("name: x", "missing")])
+@pytest.mark.parametrize(
+    ("content", "word"), [("- 1", "a list"), ("", "nothing"), ("a: [", "not valid YAML"), ("name: x", "missing")]
+)
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, content, word):
     with pytest.raises(ConfigError, match=word):
         load_config(write(tmp_path, content))

@@ -149,7 +149,7 @@ def test_bfloat16_autocast_changes_precision_alone(model, tokenizer, alone):
 
 def test_a_prompt_without_tokens_and_a_temperature_of_zero_are_refused(model, tokenizer):
     engine = TransformersRollout(model, tokenizer, batch_size=2)
-    with pytest.raises(DataError, match="request 1 .* empty prompt"):
+    with pytest.raises(DataError, match=r"request 1 .* empty prompt"):
         engine.generate([GenerationRequest((5,), 1), GenerationRequest((), 2)], SAMPLING)
     with pytest.raises(ConfigError, match="temperature"):
         engine.generate([GenerationRequest((5,), 1)], Sampling(4, 0.0))

@@ -99,4 +99,3 @@ def test_other_items_than_the_baselines_are_refused(candidate):
 
 def test_no_benchmark_gives_no_score():
     assert benchmark_scores(frame([]), frame([]), 0.95, 0) == ()
-

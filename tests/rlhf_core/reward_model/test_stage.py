@@ -1,4 +1,7 @@
+import json
+
 import pytest
+from transformers import AutoTokenizer
 
 from rlhf_core.data.store import read_json
 from rlhf_core.errors import ConfigError, GateFailed
@@ -23,10 +26,25 @@ def world(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="module")
 def trained(world, tmp_path_factory: pytest.TempPathFactory):
-    """A run whose gate lets everything pass that is no worse than chance could be."""
-    gate = {"min_accuracy": 0.5, "confidence": 0.51, "max_length_correlation": 1.0}
-    settings = {"reward_model": {"train": TRAIN, "gate": gate}}
-    runtime, _ = make_stage_runtime(tmp_path_factory.mktemp("run"), world, **settings)
+    """A run whose pairs prefer one word to another."""
+    tokenizer = AutoTokenizer.from_pretrained(world.model)
+    good, bad = (tokenizer.decode([token]).strip() for token in (20, 21))
+    root = tmp_path_factory.mktemp("run")
+    for name in ("prompts", "prompts_heldout"):
+        rows = [json.loads(line)["prompt"] for line in (world.data / f"{name}.jsonl").read_text().splitlines()]
+        pairs = [{"prompt": prompt, "chosen": f"{good} {good}", "rejected": f"{bad} {bad}"} for prompt in rows]
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    data = {
+        "root": root,
+        "prompts": [{"path": "prompts.jsonl", "domain": "words"}],
+        "held_out_prompts": [{"path": "prompts_heldout.jsonl"}],
+        "preferences": {
+            "train": [{"path": "prompts.jsonl"}],
+            "held_out": [{"path": "prompts_heldout.jsonl", "domain": "words"}],
+        },
+    }
+    reward_model = {"train": TRAIN, "gate": {"max_length_correlation": 1.0}}
+    runtime, _ = make_stage_runtime(root, world, data=data, reward_model=reward_model)
     return runtime, run_stage(runtime)
 
 
@@ -34,11 +52,12 @@ def test_it_trains_judges_and_keeps_a_model_that_scores(trained):
     runtime, result = trained
     facts = read_json(runtime.folder.reward_model / VALIDATION)
     assert result.path == runtime.folder.reward_model / "model"
-    assert result.accuracy == facts["accuracy"]["value"] and facts["accuracy"]["low"] < result.accuracy
+    assert result.accuracy == facts["accuracy"]["value"] and 0.5 < facts["accuracy"]["low"] < result.accuracy
     assert facts["word_baseline_accuracy"]["pairs"] == facts["accuracy"]["pairs"]
-    assert set(facts["by_domain"]) and facts["failures"] == []
-    scores = runtime.scorer().score([{"prompt": "where is it ?", "response": text} for text in ("here", "")])
-    assert scores[0] != scores[1]
+    assert set(facts["by_domain"]) == {"words"} and facts["failures"] == []
+    good, bad = (runtime.tokenizer.decode([token]) for token in (20, 21))
+    scores = runtime.scorer().score([{"prompt": "where ?", "response": word} for word in (bad, good)])
+    assert scores[0] < scores[1]
 
 
 def test_a_second_call_reads_what_the_first_wrote(trained, monkeypatch):

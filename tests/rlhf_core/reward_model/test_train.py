@@ -140,7 +140,7 @@ def test_all_layers_train_where_no_number_is_given(folder):
 
 def test_too_many_layers_too_few_pairs_and_a_broken_model_are_refused(folder):
     reward_model = fresh(folder)
-    with pytest.raises(ConfigError, match="trainable_layers=3, .* has 2"):
+    with pytest.raises(ConfigError, match=r"trainable_layers=3, .* has 2"):
         choose_trainable(reward_model, 3)
     with pytest.raises(DataError, match="at least 2 preference pairs"):
         train_reward_model(reward_model, pairs_of(1), CONFIG, seed=0)

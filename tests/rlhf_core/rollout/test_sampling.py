@@ -10,7 +10,7 @@ from rlhf_core.engines.non_finite import NonFiniteLogits
 from rlhf_core.engines.transformers_rollout import TransformersRollout
 from rlhf_core.errors import NumericsError
 from rlhf_core.models.loading import load_policy
-from rlhf_core.rollout.sampling import SampleOrigin, places_of, sample_responses
+from rlhf_core.rollout.sampling import SampleOrigin, Sampler, places_of, rollout_frame
 from rlhf_core.seeding import response_seed
 from tests.tiny_model import make_tiny_model
 
@@ -25,6 +25,11 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersRollout:
     return TransformersRollout(model, AutoTokenizer.from_pretrained(folder), batch_size=4)
 
 
+def sample(engine, frame: pd.DataFrame, config: RolloutConfig = CONFIG, advance=None) -> pd.DataFrame:
+    sampler = Sampler(engine, getattr(engine, "tokenizer", None), config, ORIGIN, advance)
+    return rollout_frame(sampler.sample(places_of(frame, config.samples_per_prompt), attempt=1))
+
+
 def prompts() -> pd.DataFrame:
     ids = [[6, 7, 8], [9], [10, 11], [12] * 5, [9]]
     names = ["a", "b", "c", "d", "b"]
@@ -34,7 +39,7 @@ def prompts() -> pd.DataFrame:
 
 
 def test_every_prompt_gets_its_samples_in_order_with_the_seed_of_its_name(engine):
-    frame = sample_responses(engine, prompts(), tokenizer=engine.tokenizer, config=CONFIG, origin=ORIGIN)
+    frame = sample(engine, prompts())
     assert frame.columns.tolist() == ROLLOUT_SCHEMA.names
     names = list(zip(frame["prompt_id"], frame["sample_index"], strict=True))
     assert names == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("c", 0), ("c", 1), ("d", 0), ("d", 1), ("b", 2), ("b", 3)]
@@ -45,8 +50,8 @@ def test_every_prompt_gets_its_samples_in_order_with_the_seed_of_its_name(engine
 
 
 def test_a_subset_of_the_prompts_gives_the_same_responses(engine):
-    whole = sample_responses(engine, prompts(), tokenizer=engine.tokenizer, config=CONFIG, origin=ORIGIN)
-    part = sample_responses(engine, prompts().iloc[[3, 1]], tokenizer=engine.tokenizer, config=CONFIG, origin=ORIGIN)
+    whole = sample(engine, prompts())
+    part = sample(engine, prompts().iloc[[3, 1]])
     key = ["prompt_id", "sample_index"]
     joined = part.merge(whole, on=key, suffixes=("", "_whole"))
     assert len(joined) == 4
@@ -55,7 +60,7 @@ def test_a_subset_of_the_prompts_gives_the_same_responses(engine):
 
 def test_progress_counts_every_response_once(engine):
     seen: list[int] = []
-    sample_responses(engine, prompts(), tokenizer=engine.tokenizer, config=CONFIG, origin=ORIGIN, advance=seen.append)
+    sample(engine, prompts(), advance=seen.append)
     assert sum(seen) == 10
 
 
@@ -70,6 +75,6 @@ def test_case_N05_broken_logits_are_reported_with_iteration_and_prompt():
             place = next(i for i, request in enumerate(requests) if request.prompt_ids == (10, 11))
             raise NonFiniteLogits(place, 4)
 
-    with pytest.raises(NumericsError, match="iteration 2, prompt 'c', sample 0: the policy of step 1 .* token 4"):
+    with pytest.raises(NumericsError, match=r"iteration 2, prompt 'c', sample 0: the policy of step 1 .* token 4"):
         together = CONFIG.model_copy(update={"batch_size": 10})
-        sample_responses(Broken(), prompts(), tokenizer=None, config=together, origin=ORIGIN)
+        sample(Broken(), prompts(), together)
