@@ -88,8 +88,8 @@ class Sampler:
             place = places[error.request_index]
             raise NumericsError(
                 f"iteration {self.origin.iteration}, prompt {place.prompt['prompt_id']!r}, "
-                f"sample {place.sample_index}: the policy of step {self.origin.policy_step} gave NaN or infinite logits "
-                f"at response token {error.token_index}. Its weights are damaged, mostly by too high a "
+                f"sample {place.sample_index}: the policy of step {self.origin.policy_step} gave NaN or infinite "
+                f"logits at response token {error.token_index}. Its weights are damaged, mostly by too high a "
                 "learning rate; the run goes back to the last good checkpoint."
             ) from error
 
