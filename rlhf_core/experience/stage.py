@@ -47,7 +47,7 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iter
     if stored := finished_stage(final, key):
         return stored
     frame = read_table(validated.path / VALIDATED)
-    frame = frame[frame["valid"].astype(bool)].reset_index(drop=True)
+    frame = frame.loc[frame["valid"].astype(bool)].reset_index(drop=True)
     if frame.empty:
         raise CannotLearn(
             f"iteration {iteration}: none of {validated.rows} rollouts is valid, so there is nothing to learn from. "

@@ -44,3 +44,7 @@ def test_micro_batches_hold_each_row_once_with_balanced_tokens(lengths, size):
     assert max(map(len, batches)) <= size
     totals = [sum(lengths[row] for row in batch) for batch in batches]
     assert max(totals) - min(totals) <= max(lengths)
+
+
+def test_micro_batches_are_dealt_back_and_forth_from_the_longest():
+    assert micro_batches([0, 1, 2, 3], [4, 3, 2, 1], 2) == [[0, 3], [1, 2]]
