@@ -27,10 +27,9 @@ PREFECT = [sys.executable, "-m", "prefect"]
 @pytest.mark.timeout(600)
 def test_a_deployed_run_completes_on_a_worker(tmp_path):
     world = make_tiny_world(tmp_path / "world")
-    content = settings(world, Path("runs"), evaluation={"held_out_rollouts": 8}, rounds=1)
-    config = write_config(tmp_path, content | {"home": "runs"})
+    config = write_config(tmp_path, settings(world, Path("runs"), rounds=1))
     environment = isolated_environment(tmp_path)
-    environment["RLHF_HOME"] = str(tmp_path / "runs")
+    home = tmp_path / "runs"
     with server(environment, tmp_path):
         call(environment, "work-pool", "create", "rlhf", "--type", "process", "--overwrite")
         call(environment, "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
@@ -40,11 +39,11 @@ def test_a_deployed_run_completes_on_a_worker(tmp_path):
             watched = call(
                 environment,
                 *("deployment", "run", "post-training/quickstart", "--watch"),
-                *("--param", f"config={config}", "--param", "run_name=deployed"),
-                *("--job-variable", f"env.RLHF_HOME={tmp_path / 'runs'}"),
+                *("--param", f"config={config}", "--param", f'overrides=["home={home}"]'),
             )
     assert "Completed" in watched
-    assert (tmp_path / "runs" / "deployed" / "report.html").exists()
+    (report,) = home.glob("tiny-*/report.html")
+    assert report.stat().st_size > 10_000
 
 
 def isolated_environment(folder: Path) -> dict[str, str]:
