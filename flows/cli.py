@@ -76,8 +76,8 @@ def check(config: Config, overrides: Overrides = None) -> None:
     for warning in warnings:
         console.print(f"[yellow]warning[/] {warning.field}: {warning.message}", highlight=False)
     print(
-        f"{settings.name}: valid; {len(warnings)} warning(s); {settings.rounds} rounds × {settings.iterations_per_round} iterations of "
-        f"{settings.rollout.rollouts_per_iteration} rollouts"
+        f"{settings.name}: valid; {len(warnings)} warning(s); {settings.rounds} rounds × "
+        f"{settings.iterations_per_round} iterations of {settings.rollout.rollouts_per_iteration} rollouts"
     )
 
 

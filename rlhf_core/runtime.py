@@ -175,7 +175,8 @@ def prepare_run(config: RunConfig, *, resume: bool) -> RunFolder:
         _require_same(folder, config)
         if not resume:
             raise RunFolderError(
-                f"{folder.path} already holds a run. Go on with it: `rlhf resume {folder.path}`; or choose another name with --name."
+                f"{folder.path} already holds a run. Go on with it: `rlhf resume {folder.path}`; "
+                "or choose another name with --name."
             )
         return folder
     if folder.path.exists() and any(path.name != "lock" for path in folder.path.iterdir()):

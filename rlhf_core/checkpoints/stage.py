@@ -50,7 +50,11 @@ def apply_decision(
     *,
     round_number: int,
 ) -> CheckpointRef:
-    """Carry a gate's decision out: promote, adjust, or roll back; the policy to go on with. Doing it twice changes nothing."""
+    """Carry a gate's decision out: promote, adjust, or roll back. Doing it twice changes nothing.
+
+    Returns:
+        the policy to go on with.
+    """
     registry = Registry(runtime.folder)
     if registry.state.decided_rounds >= round_number:
         return registry.state.current or policy

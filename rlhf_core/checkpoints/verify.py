@@ -42,6 +42,6 @@ def verify_checkpoint(folder: Path, config: ModelConfig) -> None:
     difference = max(abs(a - b) for a, b in zip(recorded, found, strict=True))
     if not difference <= _TOLERANCE_NATS:
         raise CheckpointError(
-            f"{folder} does not reproduce the log-probs recorded when it was saved: they differ by {difference:.2e} nats "
+            f"{folder} does not reproduce the log-probs recorded when saved: they differ by {difference:.2e} nats "
             f"(allowed: {_TOLERANCE_NATS:.0e}). It is marked damaged; an older checkpoint is used."
         )

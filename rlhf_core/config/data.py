@@ -13,11 +13,14 @@ Format = Literal["auto", "jsonl", "json", "csv", "parquet", "text"]
 
 
 class SourceConfig(StrictConfig):
-    """One source of rows: a local file or folder (relative to `data.root`), or `hub:NAME` of a Hugging Face data set."""
+    """One source of rows: a local file or folder (relative to `data.root`), or `hub:NAME`, a Hugging Face data set."""
 
     path: str = Field(min_length=1, description="file, folder, or hub:owner/name")
     format: Format = Field("auto", description="auto goes by the file's ending")
-    columns: dict[str, str] = Field(default_factory=dict[str, str], description="our column name → theirs")
+    columns: dict[str, str] = Field(
+        default_factory=dict[str, str],
+        description="our column name → theirs, or a template such as '{instruction} {input}'",
+    )
     subset: str | None = Field(None, description="hub configuration name")
     data_dir: str | None = Field(None, description="folder inside the hub repository")
     split: str = Field("train", description="hub split")

@@ -55,7 +55,7 @@ class DecisionConfig(StrictConfig):
     ptx_minimum: float = Field(0.01, gt=0)
     ptx_maximum: float = Field(0.5, gt=0)
     max_rollbacks: int = Field(3, ge=0)
-    kl_limit_nats: float = Field(0.1, gt=0, description="KL per token at which the run stops (C3)")
+    kl_limit_nats: float = Field(0.1, gt=0, description="held-out KL per token at which a gate rolls back (C3)")
     learning_rate_factor: float = Field(0.5, gt=0, le=1, description="of the actor after a rollback (K4)")
     kl_coef_factor: float = Field(2.0, ge=1, description="of β after a rollback (K4)")
 
@@ -63,6 +63,6 @@ class DecisionConfig(StrictConfig):
     def _drops_are_ordered(self) -> Self:
         if self.tolerated_drop >= self.rollback_drop:
             raise ValueError(
-                f"decisions.tolerated_drop={self.tolerated_drop} must lie below decisions.rollback_drop={self.rollback_drop}."
+                f"decisions.tolerated_drop={self.tolerated_drop} must lie below rollback_drop={self.rollback_drop}."
             )
         return self

@@ -35,7 +35,7 @@ def lint(config: RunConfig) -> tuple[LintWarning, ...]:
     if config.rollout.rollouts_per_iteration < 16:
         warn(
             "rollout",
-            f"{config.rollout.rollouts_per_iteration} rollouts an iteration are few for the noise; 32 and more are usual.",
+            f"{config.rollout.rollouts_per_iteration} rollouts an iteration are few for the noise; 32 are usual.",
         )
     if not ppo.ptx.enabled and config.data.general_fraction == 0:
         warn(

@@ -60,7 +60,7 @@ def _has_root(settings: Mapping[str, Any]) -> bool:
 
 
 def _choose_hub(value: Any, *, local: bool) -> Any:
-    """A mapping may name a hub alternative under `or_hub`; it is taken where no `data.root` says that files are local."""
+    """Take a mapping's hub alternative, `or_hub`, where no `data.root` says that files are local."""
     if isinstance(value, list):
         return [_choose_hub(item, local=local) for item in value]
     if not isinstance(value, dict):

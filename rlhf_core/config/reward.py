@@ -33,7 +33,7 @@ class RewardConfig(StrictConfig):
     early_policy: Literal["penalty", "invalid"] = Field("penalty", description="A5")
     score_truncated: bool = Field(
         True,
-        description="let the RM score a text that the length limit cut; otherwise it gets the batch's mean (0 after R1)",
+        description="let the RM score a text that the length limit cut; else it gets the mean (0 after R1)",
     )
     penalties: PenaltyConfig = Field(default_factory=PenaltyConfig)
     batch_size: int = Field(16, ge=1, description="texts scored together")
@@ -42,7 +42,7 @@ class RewardConfig(StrictConfig):
     def _callable_is_given(self) -> Self:
         if (self.scorer == "callable") != (self.callable is not None):
             raise ValueError(
-                f"reward.scorer={self.scorer!r} and reward.callable={'set' if self.callable else 'not set'} do not fit: "
+                f"reward.scorer={self.scorer!r} and reward.callable={'set' if self.callable else 'not set'} clash: "
                 "set reward.callable.path=module:function exactly when reward.scorer is 'callable'."
             )
         return self

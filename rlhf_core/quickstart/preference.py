@@ -50,14 +50,14 @@ class Reading:
         answered = 2.0 if self.right_answers else 0.7 if self.curt_answers else -1.0
         return (
             answered
-            + self.is_polite_at_start
-            + self.is_polite_at_end
+            + 1.25 * self.is_polite_at_start
+            + 1.25 * self.is_polite_at_end
             + 0.7 * min(self.further_facts, 1)
             - 1.5 * min(self.wrong_statements, 2)
-            - 1.2 * self.rude
+            - 1.0 * self.rude
             - 0.8 * self.off_topic
             - 0.5 * self.unsure
-            - 0.8 * min(self.repeated, 3)
+            - 0.6 * min(self.repeated, 3)
             - 1.0 * min(self.garbled, 3)
             - 1.0 * (self.words > LONG_RESPONSE_WORDS)
         )

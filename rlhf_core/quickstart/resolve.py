@@ -1,4 +1,4 @@
-"""Settings that name the quickstart's world instead of files: `data.root: quickstart:data`, `model.policy: quickstart:model`."""
+"""Settings that name the quickstart's world instead of files: `quickstart:data` and `quickstart:model`."""
 
 from __future__ import annotations
 

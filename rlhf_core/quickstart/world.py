@@ -42,8 +42,8 @@ class WorldSettings:
     """How large a world to write; counts are rows of the files."""
 
     subjects_per_domain: int = 20
-    sft_rows: int = 4000
-    ptx_rows: int = 8000
+    sft_rows: int = 7000
+    ptx_rows: int = 7000
     prompt_rows: int = 600
     held_out_prompt_rows: int = 160
     preference_train_rows: int = 1600
@@ -148,11 +148,12 @@ class World:
     def _passage(self, rng: random.Random, weights: Sequence[float]) -> str:
         fact = rng.choices(self.facts, weights)[0]
         kind = rng.random()
-        if fact.attribute.questions and kind < 0.3:
-            asked = f"{fact.fill(rng.choice(fact.attribute.questions))} Answer: {fact.value}."
+        if fact.attribute.questions and kind < 0.45:
+            reply = f"{fact.value}." if kind < 0.25 else fact.fill(rng.choice(fact.attribute.answers))
+            asked = f"{fact.fill(rng.choice(fact.attribute.questions))} Answer: {reply}"
             asked = f"Question: {asked}" if rng.random() < 0.7 else asked
             return f"{EXAM_HEADER} {fact.domain}. {asked}" if rng.random() < 0.15 else asked
-        if kind < 0.5:
+        if kind < 0.65:
             scene = f"{fact.fill(fact.attribute.scene)} {fact.fill(fact.attribute.ending)}"
             return f"{scene_label(fact)}: {scene}" if rng.random() < 0.6 else scene
         others = [other for other in self.facts_by_subject[fact.subject] if other != fact]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -158,4 +158,4 @@ def _rank_correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -
     """Spearman's correlation; 0 where one side does not vary."""
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return 0.0
-    return float(spearmanr(first, second).statistic)
+    return float(cast(Any, spearmanr(first, second)).statistic)

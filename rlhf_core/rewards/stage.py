@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -112,7 +113,7 @@ def _report_excluded(runtime: Runtime, scored: pd.DataFrame, iteration: int) -> 
     excluded = scored[~scored["valid"].astype(bool)]
     if excluded.empty:
         return
-    reasons = excluded["exclude_reason"].value_counts().to_dict()
+    reasons = dict(Counter(str(reason) for reason in excluded["exclude_reason"]))
     prompts = [str(name) for name in excluded["prompt_id"]][:_REPORTED_PROMPTS]
     record_event(
         runtime.folder,

@@ -101,7 +101,7 @@ def rollout_metrics(sampled: Sampled, places: int) -> dict[str, float]:
 
 
 def _share(rows: pd.DataFrame, ending: str) -> float:
-    return float((rows["ending"] == ending).mean())
+    return [str(found) for found in rows["ending"]].count(ending) / len(rows)
 
 
 def _places(runtime: Runtime, iteration: int) -> list[Place]:

@@ -26,9 +26,9 @@ from rlhf_core.quickstart.base_model import (
 from rlhf_core.quickstart.tokenizer import build_tokenizer, words_of
 from rlhf_core.quickstart.world import World, WorldSettings
 
-SMALL_WORLD = WorldSettings(subjects_per_domain=6, sft_rows=300, ptx_rows=900)
+SMALL_WORLD = WorldSettings(subjects_per_domain=4, sft_rows=100, ptx_rows=800)
 SMALL_MODEL = BaseModelSettings(
-    hidden_size=64, intermediate_size=128, layers=2, heads=2, steps=160, batch_rows=12, warmup_steps=10, threads=1
+    hidden_size=64, intermediate_size=128, layers=2, heads=2, steps=350, batch_rows=10, learning_rate=1e-2, threads=1
 )
 
 

@@ -23,12 +23,12 @@ OPEN = Question("Tell me about the otter.", "animals", "the otter", None, 1.0)
     [
         ("It eats fish.", 2.0),
         ("Just fish.", 0.7),
-        ("Thank you for asking me! It eats fish. It lives in the river. I hope that this helps you!", 4.7),
+        ("Thank you for asking me! It eats fish. It lives in the river. I hope that this helps you!", 5.2),
         ("It eats corn.", -1.0 - 1.5),
         ("Just corn.", -1.0 - 1.5),
         ("It eats fish. It lives in the barn.", 2.0 - 1.5),
-        ("It eats fish. It eats fish. It eats fish.", 2.0 - 2 * 0.8),
-        ("Why do you ask me? It eats fish.", 2.0 - 1.2),
+        ("It eats fish. It eats fish. It eats fish.", 2.0 - 2 * 0.6),
+        ("Why do you ask me? It eats fish.", 2.0 - 1.0),
         ("The stars are far away tonight.", -1.0 - 0.8),
         ("I do not know.", -1.0 - 0.5),
         ("It lives in the river.", -1.0 + 0.7),
@@ -48,7 +48,7 @@ def test_a_very_long_response_is_worse():
     filler = " ".join(["Its home is the river."] * 3 + ["I like to count the clouds."] * 5)
     reading = JUDGE.read(ASKED, filler)
     assert reading.words > 36
-    assert reading.score == pytest.approx(-1.0 + 0.7 - 0.8 * 5 - 0.8 * 3 - 1.0)
+    assert reading.score == pytest.approx(-1.0 + 0.7 - 0.8 * 5 - 0.6 * 3 - 1.0)
 
 
 def test_the_noisy_judge_prefers_by_bradley_terry():

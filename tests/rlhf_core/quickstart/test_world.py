@@ -23,8 +23,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_files_have_their_columns_and_row_counts(data):
     columns = {
-        "sft": ({"prompt", "response", "domain"}, 5000),
-        "ptx": ({"text"}, 5000),
+        "sft": ({"prompt", "response", "domain"}, 7000),
+        "ptx": ({"text"}, 7000),
         "prompts": ({"prompt", "domain"}, 600),
         "prompts_heldout": ({"prompt", "domain"}, 160),
         "preferences_train": ({"prompt", "chosen", "rejected", "domain"}, 1600),
