@@ -32,7 +32,7 @@ def run(source: str, overrides: list[str]) -> Path:
     """Do a whole run, or what is left of it, and return its report."""
     config = load_config(source, overrides)
     if needs_quickstart_world(config):
-        config = resolve(config, Path.home() / ".cache" / "rlhf-pipeline")
+        config = resolve(config)
     folder = prepare_run(config, resume=True)
     runtime = open_runtime(folder.path)
     try:

@@ -15,7 +15,7 @@ from prefect.runtime import deployment, flow_run
 from rlhf_core.config.load import load_config
 from rlhf_core.config.run import RunConfig
 from rlhf_core.errors import ConfigError
-from rlhf_core.quickstart.resolve import needs_quickstart_world, resolve
+from rlhf_core.quickstart.resolve import cache_folder, needs_quickstart_world, resolve
 from rlhf_core.runtime import close_runtime, open_runtime, prepare_run
 from tasks.report import report_failure
 from tasks.run import Run
@@ -46,9 +46,10 @@ def prepare_quickstart_world(settings: RunConfig) -> RunConfig:
     """Where the settings name the quickstart's world, make it (once; it is cached) and put its paths in."""
     if not needs_quickstart_world(settings):
         return settings
-    cache = Path(os.environ.get("RLHF_CACHE", Path.home() / ".cache" / "rlhf-pipeline"))
-    get_run_logger().info("making the quickstart's world and its base model in %s, unless they are there", cache)
-    return resolve(settings, cache)
+    get_run_logger().info(
+        "making the quickstart's world and its base model in %s, unless they are there", cache_folder()
+    )
+    return resolve(settings)
 
 
 @task(cache_policy=NO_CACHE)

@@ -77,12 +77,36 @@ class Registry:
         self._write(self.state.model_copy(update={"checkpoints": checkpoints, "current": entry.ref}))
         self._prune(keep_last)
 
-    def decided(self, round_number: int, control: ControlState, *, stop: bool) -> CheckpointRef:
-        """Close a round: the current checkpoint goes on with `control`, or the run is over."""
-        current = self._require_current().model_copy(update={"control": control})
-        update = {"current": current, "decided_rounds": round_number, "is_stopped": stop}
-        self._write(self.state.model_copy(update=update))
-        return current
+    def close_round(
+        self, round_number: int, control: ControlState, *, abandoned: Sequence[int] | None = None, stop: bool = False
+    ) -> CheckpointRef:
+        """Carry a round's decision out in one write; returns the policy that goes on, with `control`.
+
+        Args:
+            round_number: the round that is over.
+            control: what steers the iterations that follow.
+            abandoned: None goes on from the current checkpoint; a list rolls back to the last promoted one and marks
+                these, which stay on disk.
+            stop: the run is over.
+
+        Raises:
+            CheckpointError: a rollback, but nothing was promoted yet.
+        """
+        state = self.state
+        target, checkpoints = self._require_current(), dict(state.checkpoints)
+        if abandoned is not None:
+            target = self._require_promoted()
+            for step in abandoned:
+                checkpoints[step] = checkpoints[step].model_copy(update={"status": "abandoned"})
+        changes = {
+            "checkpoints": checkpoints,
+            "current": target.model_copy(update={"control": control}),
+            "decided_rounds": round_number,
+            "rollbacks": state.rollbacks + (abandoned is not None),
+            "is_stopped": stop,
+        }
+        self._write(state.model_copy(update=changes))
+        return self._require_current()
 
     def set_score(self, step: int, score: float) -> None:
         """Record a checkpoint's held-out reward."""
@@ -96,25 +120,6 @@ class Registry:
         checkpoints = self.state.checkpoints | {step: entry}
         self._write(self.state.model_copy(update={"checkpoints": checkpoints, "promoted": step, "best": best}))
         self._link_best()
-
-    def roll_back(self, abandoned: Sequence[int]) -> CheckpointRef:
-        """Make the last promoted checkpoint current and mark the abandoned ones; they stay on disk.
-
-        Raises:
-            CheckpointError: nothing was promoted yet.
-        """
-        target = self.promoted()
-        if target is None:
-            raise CheckpointError(f"{self.path}: no checkpoint has been promoted, so there is none to roll back to.")
-        checkpoints = dict(self.state.checkpoints)
-        for step in abandoned:
-            checkpoints[step] = checkpoints[step].model_copy(update={"status": "abandoned"})
-        self._write(
-            self.state.model_copy(
-                update={"checkpoints": checkpoints, "current": target, "rollbacks": self.state.rollbacks + 1}
-            )
-        )
-        return target
 
     def usable_current(self) -> CheckpointRef | None:
         """The current checkpoint, or the last whole one before it; damaged ones are marked on the way (C04).
@@ -169,6 +174,12 @@ class Registry:
         if self.state.current is None:
             raise CheckpointError(f"{self.path} has no current checkpoint yet.")
         return self.state.current
+
+    def _require_promoted(self) -> CheckpointRef:
+        target = self.promoted()
+        if target is None:
+            raise CheckpointError(f"{self.path}: no checkpoint has been promoted, so there is none to roll back to.")
+        return target
 
     def _prune(self, keep_last: int) -> None:
         """Delete the weights of old checkpoints; the rows stay."""

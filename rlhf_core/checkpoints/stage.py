@@ -61,19 +61,19 @@ def apply_decision(
     registry.set_score(0, baseline.held_out_reward)
     if decision.promote:
         registry.promote(policy.step, evaluation.held_out_reward)
-    if decision.kind == "roll_back":
-        abandoned = _steps_of_round(registry, policy)
-        target = registry.roll_back(abandoned)
+    abandoned = _steps_of_round(registry, policy) if decision.kind == "roll_back" else None
+    if abandoned is not None:
+        target = registry.state.promoted
         record_event(
             runtime.folder,
             "rollback",
-            f"rolled back from checkpoint {policy.step} to {target.step}: " + "; ".join(decision.reasons),
+            f"rolled back from checkpoint {policy.step} to {target}: " + "; ".join(decision.reasons),
             round=round_number,
             iteration=policy.step,
             abandoned=abandoned,
-            target=target.step,
+            target=target,
         )
-    return registry.decided(round_number, decision.control, stop=decision.kind == "stop")
+    return registry.close_round(round_number, decision.control, abandoned=abandoned, stop=decision.kind == "stop")
 
 
 def _steps_of_round(registry: Registry, policy: CheckpointRef) -> list[int]:

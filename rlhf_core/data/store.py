@@ -139,7 +139,8 @@ def write_table(path: Path, frame: pd.DataFrame, schema: pa.Schema) -> None:
     if missing:
         raise DataError(f"{path.name}: columns {missing} are missing; it has {list(frame.columns)}.")
     extra = [name for name in frame.columns if name not in schema.names]
-    table = pa.Table.from_pandas(frame[schema.names], schema=schema, preserve_index=False)
+    rows = frame[schema.names]
+    table = schema.empty_table() if frame.empty else pa.Table.from_pandas(rows, schema=schema, preserve_index=False)
     for name in extra:
         table = table.append_column(name, pa.array(frame[name], from_pandas=True))
     with disk_errors(path):

@@ -122,8 +122,8 @@ def eos_token_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[i
     listed = getattr(settings, "eos_token_id", None)
     candidates = set(listed if isinstance(listed, (list, tuple)) else [] if listed is None else [listed])
     special = set(tokenizer.all_special_ids) | {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
-    own = tokenizer.eos_token_id
-    return frozenset(int(i) for i in candidates & special) | (frozenset() if own is None else frozenset({cast(int, own)}))
+    own = cast("int | None", tokenizer.eos_token_id)
+    return frozenset(int(i) for i in candidates & special) | frozenset([] if own is None else [own])
 
 
 @dataclass

@@ -178,8 +178,9 @@ def _load(path: str, revision: str | None, **options: Any) -> tuple[Any, list[st
 def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """A pad id that is not EOS: plain transformers scores at the last token that is not padding (E02)."""
     eos = tokenizer.eos_token_id
-    candidates = [tokenizer.pad_token_id, tokenizer.unk_token_id, *sorted(tokenizer.all_special_ids), 0, 1]
-    return next(int(i) for i in candidates if i is not None and i != eos)
+    named = cast("list[int | None]", [tokenizer.pad_token_id, tokenizer.unk_token_id])
+    candidates = [*named, *sorted(tokenizer.all_special_ids), 0, 1]
+    return next(i for i in candidates if i is not None and i != eos)
 
 
 def _in_batches(

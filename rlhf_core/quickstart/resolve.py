@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rlhf_core.config.run import RunConfig
@@ -16,9 +17,14 @@ def needs_quickstart_world(config: RunConfig) -> bool:
     return str(config.data.root) == DATA or config.model.policy == MODEL
 
 
-def resolve(config: RunConfig, cache_dir: Path) -> RunConfig:
-    """Make the world (cached in `cache_dir`) and put its paths where the settings name it."""
-    world = ensure_quickstart_world(cache_dir)
+def cache_folder() -> Path:
+    """Where worlds are kept: `RLHF_CACHE`, or a folder in the user's cache."""
+    return Path(os.environ.get("RLHF_CACHE", Path.home() / ".cache" / "rlhf-pipeline"))
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Make the world (cached in `cache_folder()`) and put its paths where the settings name it."""
+    world = ensure_quickstart_world(cache_folder())
     data, model = config.data, config.model
     if str(data.root) == DATA:
         data = data.model_copy(update={"root": world.data})

@@ -112,9 +112,9 @@ def test_case_C02_best_stays_best_when_a_later_promoted_one_scores_less(folder):
 
 def test_a_rollback_returns_to_the_promoted_one_and_never_reuses_a_number(folder):
     registry = saved_run(folder, 3)
-    target = registry.roll_back([1, 2, 3])
+    control = ControlState(kl_coef=0.2, ptx_coef=0.05, learning_rate_factor=0.5)
+    target = registry.close_round(1, control, abandoned=[1, 2, 3])
     assert target.step == 0 and registry.entry(3).status == "abandoned"
-    registry.decided(1, ControlState(kl_coef=0.2, ptx_coef=0.05, learning_rate_factor=0.5), stop=False)
     again = Registry(folder)
     assert again.current().step == 0 and again.current().control.learning_rate_factor == 0.5
     assert list(remaining_rounds(folder, CONFIG)) == [2] and list(remaining_iterations(folder, CONFIG, 2)) == [4, 5, 6]
@@ -125,17 +125,17 @@ def test_without_a_promoted_checkpoint_a_rollback_is_refused(folder):
     registry = Registry(folder)
     registry.add(save(folder, 0, None), keep_last=2)
     with pytest.raises(CheckpointError, match="no checkpoint has been promoted"):
-        registry.roll_back([])
+        registry.close_round(1, ControlState(kl_coef=0.1, ptx_coef=0.05), abandoned=[0])
 
 
 def test_case_C03_a_run_resumed_at_the_end_of_a_round_goes_on_with_its_gate(folder):
     registry = saved_run(folder, 3)
     assert list(remaining_rounds(folder, CONFIG)) == [1, 2]
     assert list(remaining_iterations(folder, CONFIG, 1)) == []
-    registry.decided(1, ControlState(kl_coef=0.1, ptx_coef=0.05), stop=False)
+    registry.close_round(1, ControlState(kl_coef=0.1, ptx_coef=0.05))
     assert list(remaining_rounds(folder, CONFIG)) == [2] and list(remaining_iterations(folder, CONFIG, 2)) == [4, 5, 6]
 
 
 def test_a_decision_to_stop_outlives_the_process(folder):
-    saved_run(folder, 3).decided(1, ControlState(kl_coef=0.1, ptx_coef=0.05), stop=True)
+    saved_run(folder, 3).close_round(1, ControlState(kl_coef=0.1, ptx_coef=0.05), stop=True)
     assert list(remaining_rounds(folder, CONFIG)) == []

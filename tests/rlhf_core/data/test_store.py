@@ -110,6 +110,12 @@ def test_a_table_keeps_lists_nulls_and_extra_columns(tmp_path):
         store.read_table(tmp_path / "none.parquet")
 
 
+def test_a_table_without_rows_keeps_its_columns(tmp_path):
+    schema = pa.schema([("ids", pa.list_(pa.int32())), ("name", pa.string())])
+    store.write_table(tmp_path / "t.parquet", pd.DataFrame(columns=schema.names), schema)
+    assert store.read_table(tmp_path / "t.parquet").columns.tolist() == ["ids", "name"]
+
+
 def test_json_that_is_damaged_or_missing_is_named(tmp_path):
     with pytest.raises(DataError, match="missing"):
         store.read_json(tmp_path / "x.json")
