@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DOMAINS = ("animals", "people", "places", "things")
-RARE_FACT_SHARE = 0.3
-RARE_FACT_WEIGHT = 0.04
+RARE_FACT_SHARE = 0.4
+RARE_FACT_WEIGHT = 0.01
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Fact:
-    """`subject` has `value` for `attribute`; `weight` is how often texts mention it, relative to a common fact."""
+    """`subject` has `value` for `attribute`; `weight`, in (0, 1], is how often texts mention it, 1 for a common fact."""
 
     attribute: Attribute
     subject: str

@@ -68,9 +68,9 @@ class Register:
 
 
 REGISTERS: dict[str, Register] = {
-    "warm": Register(0.20, 0.75, 0.00, 0.97, 0.02, 0.60, 0.02, 0.75, 0.00),
-    "plain": Register(0.45, 0.06, 0.02, 0.80, 0.17, 0.30, 0.04, 0.06, 0.02),
-    "careless": Register(0.25, 0.06, 0.05, 0.70, 0.15, 0.15, 0.40, 0.06, 0.05),
+    "warm": Register(0.16, 0.80, 0.00, 0.97, 0.02, 0.95, 0.02, 0.80, 0.00),
+    "plain": Register(0.49, 0.04, 0.02, 0.80, 0.17, 0.45, 0.04, 0.04, 0.02),
+    "careless": Register(0.25, 0.04, 0.05, 0.70, 0.15, 0.20, 0.40, 0.04, 0.05),
     "cold": Register(0.10, 0.02, 0.35, 0.40, 0.50, 0.05, 0.05, 0.02, 0.35),
 }
 
@@ -112,8 +112,9 @@ def write_response(
     sentences.append(body)
     others = [other for other in facts if other != fact]
     if others and rng.random() < register.second_fact:
-        other = rng.choices(others, [other.weight for other in others])[0]
-        sentences.append(other.fill(rng.choice(other.attribute.answers)))
+        other = rng.choice(others)
+        if rng.random() < other.weight:
+            sentences.append(other.fill(rng.choice(other.attribute.answers)))
     if rng.random() < register.repeated:
         sentences += [body] * rng.randint(1, 3)
     return " ".join(sentences + _closer(register, rng))

@@ -157,8 +157,8 @@ class World:
             scene = f"{fact.fill(fact.attribute.scene)} {fact.fill(fact.attribute.ending)}"
             return f"{scene_label(fact)}: {scene}" if rng.random() < 0.6 else scene
         others = [other for other in self.facts_by_subject[fact.subject] if other != fact]
-        told = [fact, *rng.choices(others, [other.weight for other in others], k=rng.randint(0, 3))]
-        return " ".join(one.fill(rng.choice(one.attribute.statements)) for one in told)
+        more = [other for other in rng.choices(others, k=rng.randint(0, 3)) if rng.random() < other.weight]
+        return " ".join(one.fill(rng.choice(one.attribute.statements)) for one in (fact, *more))
 
     def _rng(self, purpose: str) -> random.Random:
         return random.Random(f"{self.seed}/{purpose}")
