@@ -30,7 +30,7 @@ class Entry(Ref):
     ref: CheckpointRef
     parent: int | None = None
     status: Status = "saved"
-    score: float | None = Field(None, description="held-out reward at its gate")
+    score: float | None = Field(default=None, description="held-out reward at its gate")
     experience_sha256: str | None = None
 
 

@@ -23,7 +23,8 @@ _TOLERANCE_NATS = 1e-3
 def micro_inference(model: torch.nn.Module) -> list[float]:
     """Log-probs in nats that the model gives to each next token of a fixed token sequence."""
     device = next(model.parameters()).device
-    vocabulary = int(model.config.vocab_size)  # pyright: ignore[reportAttributeAccessIssue]
+    config: Any = model.config
+    vocabulary = int(config.vocab_size)
     ids = (torch.arange(_PROBE_TOKENS + 1, device=device) * 7919 + 11) % vocabulary
     output: Any = model(input_ids=ids[None, :-1])
     logprobs: Tensor = torch.log_softmax(output.logits[0].float(), dim=-1)

@@ -13,21 +13,27 @@ class ModelConfig(StrictConfig):
     """The policy's start (SFT model); reference and critic come from it."""
 
     policy: str = Field(min_length=1, description="folder or hub name of the SFT model")
-    revision: str | None = Field(None, description="hub revision")
+    revision: str | None = Field(default=None, description="hub revision")
     critic_init: Literal["policy", "reward_model"] = Field(
-        "policy", description="body that the critic starts from (A6)"
+        default="policy", description="body that the critic starts from (A6)"
     )
-    reference_dtype: Literal["float32", "bfloat16"] = Field("float32", description="precision of the frozen reference")
+    reference_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="precision of the frozen reference"
+    )
     autocast: Literal["off", "bfloat16"] = Field(
-        "off", description="bfloat16: matrix products in bf16, weights stay float32"
+        default="off", description="bfloat16: matrix products in bf16, weights stay float32"
     )
-    gradient_checkpointing: bool = Field(False, description="recompute activations in backward, to save memory")
+    gradient_checkpointing: bool = Field(default=False, description="recompute activations in backward, to save memory")
 
 
 class ComputeConfig(StrictConfig):
     """Where and how wide it runs."""
 
-    engine: Literal["inline"] = Field("inline", description="inline: one process")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU when there is one")
-    threads: int | None = Field(None, ge=1, description="CPU threads of this process; None leaves torch's choice")
-    deterministic: bool = Field(True, description="deterministic kernels; a fixed seed gives the same run (P13)")
+    engine: Literal["inline"] = Field(default="inline", description="inline: one process")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto takes a GPU when there is one")
+    threads: int | None = Field(
+        default=None, ge=1, description="CPU threads of this process; None leaves torch's choice"
+    )
+    deterministic: bool = Field(
+        default=True, description="deterministic kernels; a fixed seed gives the same run (P13)"
+    )

@@ -12,50 +12,50 @@ from rlhf_core.config.base import StrictConfig
 class OptimizerConfig(StrictConfig):
     """AdamW with warm-up and cosine decay (P6)."""
 
-    learning_rate: float = Field(1e-6, ge=0, le=1e-1, description="peak learning rate")
-    schedule: Literal["cosine", "constant"] = Field("cosine", description="after the warm-up")
-    warmup_steps: int = Field(10, ge=0, description="optimizer steps of linear warm-up")
-    floor_fraction: float = Field(0.1, ge=0, le=1, description="share of the peak at the end of the cosine")
-    betas: tuple[float, float] = Field((0.9, 0.95))
-    epsilon: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(0.5, gt=0, description="gradient norm limit (P5)")
+    learning_rate: float = Field(default=1e-6, ge=0, le=1e-1, description="peak learning rate")
+    schedule: Literal["cosine", "constant"] = Field(default="cosine", description="after the warm-up")
+    warmup_steps: int = Field(default=10, ge=0, description="optimizer steps of linear warm-up")
+    floor_fraction: float = Field(default=0.1, ge=0, le=1, description="share of the peak at the end of the cosine")
+    betas: tuple[float, float] = Field(default=(0.9, 0.95))
+    epsilon: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=0.5, gt=0, description="gradient norm limit (P5)")
 
 
 class CriticConfig(OptimizerConfig):
     """The critic's optimizer; its learning rate is 5 × the actor's unless set."""
 
-    learning_rate: float = Field(5e-6, ge=0, le=1e-1)
-    max_grad_norm: float = Field(1.0, gt=0)
-    value_clip_range: float = Field(0.2, gt=0, description="clip of the value around the old one (A6)")
+    learning_rate: float = Field(default=5e-6, ge=0, le=1e-1)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    value_clip_range: float = Field(default=0.2, gt=0, description="clip of the value around the old one (A6)")
 
 
 class PtxConfig(StrictConfig):
     """PPO-ptx (P3): loss = loss_ppo + ptx_coef × cross-entropy on general text."""
 
-    enabled: bool = Field(True, description="needs data.ptx")
-    coef: float = Field(0.05, ge=0.01, le=0.5, description="start of ptx_coef, the γ of PPO-ptx")
-    every_updates: int = Field(1, ge=1, description="a pretraining batch in every k-th update")
-    documents_per_update: int = Field(2, ge=1)
-    max_tokens: int = Field(128, ge=8, description="tokens read of a document")
+    enabled: bool = Field(default=True, description="needs data.ptx")
+    coef: float = Field(default=0.05, ge=0.01, le=0.5, description="start of ptx_coef, the γ of PPO-ptx")
+    every_updates: int = Field(default=1, ge=1, description="a pretraining batch in every k-th update")
+    documents_per_update: int = Field(default=2, ge=1)
+    max_tokens: int = Field(default=128, ge=8, description="tokens read of a document")
 
 
 class EpochStopConfig(StrictConfig):
     """When the epochs over one batch end early (P7)."""
 
-    max_kl_nats: float = Field(0.02, gt=0, description="KL(old‖new) per token")
-    max_clip_fraction: float = Field(0.5, gt=0, le=1)
-    min_mean_abs_advantage: float = Field(0.01, ge=0)
+    max_kl_nats: float = Field(default=0.02, gt=0, description="KL(old‖new) per token")
+    max_clip_fraction: float = Field(default=0.5, gt=0, le=1)
+    min_mean_abs_advantage: float = Field(default=0.01, ge=0)
 
 
 class KlShapingConfig(StrictConfig):
     """KL in the token rewards (R6)."""
 
-    estimator: Literal["k1", "k2", "k3", "exact"] = Field("k1", description="of the penalty")
+    estimator: Literal["k1", "k2", "k3", "exact"] = Field(default="k1", description="of the penalty")
     token_limit_nats: float | None = Field(
-        0.5, gt=0, description="hard truncation where a token's KL exceeds it; None: off"
+        default=0.5, gt=0, description="hard truncation where a token's KL exceeds it; None: off"
     )
-    token_limit_reward: float = Field(-10.0, le=0, description="KL reward of such a token")
+    token_limit_reward: float = Field(default=-10.0, le=0, description="KL reward of such a token")
 
 
 class PPOConfig(StrictConfig):
@@ -63,17 +63,19 @@ class PPOConfig(StrictConfig):
 
     actor: OptimizerConfig = Field(default_factory=OptimizerConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig)
-    epochs: int = Field(4, ge=1, description="passes over the rollouts of one iteration")
-    mini_batch_rollouts: int = Field(8, ge=1, description="rollouts per optimizer step")
-    micro_batch_rollouts: int = Field(8, ge=1, description="rollouts per forward pass")
-    clip_range: float = Field(0.2, gt=0, lt=1)
-    discount: float = Field(1.0, gt=0, le=1)
-    gae_lambda: float = Field(0.95, ge=0, le=1)
-    entropy_coef: float = Field(0.0, ge=0)
+    epochs: int = Field(default=4, ge=1, description="passes over the rollouts of one iteration")
+    mini_batch_rollouts: int = Field(default=8, ge=1, description="rollouts per optimizer step")
+    micro_batch_rollouts: int = Field(default=8, ge=1, description="rollouts per forward pass")
+    clip_range: float = Field(default=0.2, gt=0, lt=1)
+    discount: float = Field(default=1.0, gt=0, le=1)
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    entropy_coef: float = Field(default=0.0, ge=0)
     ptx: PtxConfig = Field(default_factory=PtxConfig)
     epoch_stop: EpochStopConfig = Field(default_factory=EpochStopConfig)
     kl_shaping: KlShapingConfig = Field(default_factory=KlShapingConfig)
-    max_skipped_updates: int = Field(3, ge=1, description="non-finite updates in a row before the run rolls back (N07)")
+    max_skipped_updates: int = Field(
+        default=3, ge=1, description="non-finite updates in a row before the run rolls back (N07)"
+    )
 
     @model_validator(mode="after")
     def _sizes_nest(self) -> Self:
@@ -90,11 +92,11 @@ class KlControllerConfig(StrictConfig):
     """Adaptive β, once per PPO batch (K1)."""
 
     kind: Literal["adaptive", "fixed"] = "adaptive"
-    start: float = Field(0.05, gt=0, description="first kl_coef")
-    target_nats: float = Field(0.02, gt=0, description="KL to the reference per token")
-    smoothing: float = Field(0.5, ge=0, lt=1, description="weight of the past in the moving average of KL")
-    minimum: float = Field(0.01, gt=0)
-    maximum: float = Field(0.5, gt=0)
+    start: float = Field(default=0.05, gt=0, description="first kl_coef")
+    target_nats: float = Field(default=0.02, gt=0, description="KL to the reference per token")
+    smoothing: float = Field(default=0.5, ge=0, lt=1, description="weight of the past in the moving average of KL")
+    minimum: float = Field(default=0.01, gt=0)
+    maximum: float = Field(default=0.5, gt=0)
 
     @model_validator(mode="after")
     def _bounds_hold(self) -> Self:

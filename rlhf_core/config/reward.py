@@ -12,8 +12,8 @@ from rlhf_core.config.base import StrictConfig
 class PenaltyConfig(StrictConfig):
     """Penalties in units of the normalised reward (R5)."""
 
-    early_end: float = Field(-2.0, le=0, description="added where EOS comes before min_response_tokens")
-    truncation: float = Field(-1.0, le=0, description="added where truncated_policy is `penalty`")
+    early_end: float = Field(default=-2.0, le=0, description="added where EOS comes before min_response_tokens")
+    truncation: float = Field(default=-1.0, le=0, description="added where truncated_policy is `penalty`")
 
 
 class CallableScorerConfig(StrictConfig):
@@ -25,18 +25,18 @@ class CallableScorerConfig(StrictConfig):
 class RewardConfig(StrictConfig):
     """Scores → normalised, clipped, penalised reward."""
 
-    scorer: Literal["reward_model", "callable"] = Field("reward_model", description="who scores a response")
-    callable: CallableScorerConfig | None = Field(None, description="with scorer: callable")
-    normalisation: Literal["batch", "running", "calibrated", "none"] = Field("batch", description="R1")
-    clip: float = Field(2.0, gt=0, description="normalised rewards are clipped to ±clip (R2)")
-    truncated_policy: Literal["bootstrap", "penalty", "kl_only"] = Field("bootstrap", description="A5")
-    early_policy: Literal["penalty", "invalid"] = Field("penalty", description="A5")
+    scorer: Literal["reward_model", "callable"] = Field(default="reward_model", description="who scores a response")
+    callable: CallableScorerConfig | None = Field(default=None, description="with scorer: callable")
+    normalisation: Literal["batch", "running", "calibrated", "none"] = Field(default="batch", description="R1")
+    clip: float = Field(default=2.0, gt=0, description="normalised rewards are clipped to ±clip (R2)")
+    truncated_policy: Literal["bootstrap", "penalty", "kl_only"] = Field(default="bootstrap", description="A5")
+    early_policy: Literal["penalty", "invalid"] = Field(default="penalty", description="A5")
     score_truncated: bool = Field(
-        True,
+        default=True,
         description="let the RM score a text that the length limit cut; else it gets the mean (0 after R1)",
     )
     penalties: PenaltyConfig = Field(default_factory=PenaltyConfig)
-    batch_size: int = Field(16, ge=1, description="texts scored together")
+    batch_size: int = Field(default=16, ge=1, description="texts scored together")
 
     @model_validator(mode="after")
     def _callable_is_given(self) -> Self:
@@ -52,36 +52,44 @@ class RewardModelTrainingConfig(StrictConfig):
     """Bradley-Terry training from the SFT model (W1)."""
 
     trainable_layers: int | None = Field(
-        None, ge=0, description="top transformer layers trained with the head; None: all"
+        default=None, ge=0, description="top transformer layers trained with the head; None: all"
     )
-    learning_rate: float = Field(2e-5, gt=0, le=1e-1)
-    head_learning_rate: float | None = Field(None, gt=0, description="of the value head; None: as learning_rate")
-    weight_decay: float = Field(0.01, ge=0)
-    epochs: int = Field(1, ge=1)
-    batch_pairs: int = Field(16, ge=1, description="pairs per optimizer step")
-    micro_batch_pairs: int = Field(8, ge=1, description="pairs per forward pass")
-    warmup_fraction: float = Field(0.1, ge=0, lt=1)
-    max_pairs: int | None = Field(None, ge=2, description="training pairs used; None: all")
-    max_tokens: int = Field(256, ge=8, description="last tokens of a dialogue that the model reads")
-    validation_fraction: float = Field(0.05, gt=0, lt=0.5, description="of the training pairs, for early stopping")
-    validations_per_epoch: int = Field(4, ge=1)
-    patience: int = Field(4, ge=1, description="validations without a better accuracy before training stops")
+    learning_rate: float = Field(default=2e-5, gt=0, le=1e-1)
+    head_learning_rate: float | None = Field(
+        default=None, gt=0, description="of the value head; None: as learning_rate"
+    )
+    weight_decay: float = Field(default=0.01, ge=0)
+    epochs: int = Field(default=1, ge=1)
+    batch_pairs: int = Field(default=16, ge=1, description="pairs per optimizer step")
+    micro_batch_pairs: int = Field(default=8, ge=1, description="pairs per forward pass")
+    warmup_fraction: float = Field(default=0.1, ge=0, lt=1)
+    max_pairs: int | None = Field(default=None, ge=2, description="training pairs used; None: all")
+    max_tokens: int = Field(default=256, ge=8, description="last tokens of a dialogue that the model reads")
+    validation_fraction: float = Field(
+        default=0.05, gt=0, lt=0.5, description="of the training pairs, for early stopping"
+    )
+    validations_per_epoch: int = Field(default=4, ge=1)
+    patience: int = Field(default=4, ge=1, description="validations without a better accuracy before training stops")
 
 
 class RewardModelGateConfig(StrictConfig):
     """What a reward model must show before it is used (W2)."""
 
     min_accuracy: float = Field(
-        0.55, ge=0.5, le=1, description="held-out accuracy; the interval's lower end must exceed 0.5"
+        default=0.55, ge=0.5, le=1, description="held-out accuracy; the interval's lower end must exceed 0.5"
     )
-    max_length_correlation: float = Field(0.9, gt=0, le=1, description="|Spearman| of score and response length")
-    max_pairs: int | None = Field(None, ge=10, description="held-out pairs scored; None: all")
-    confidence: float = Field(0.95, gt=0.5, lt=1, description="of all intervals")
+    max_length_correlation: float = Field(
+        default=0.9, gt=0, le=1, description="|Spearman| of score and response length"
+    )
+    max_pairs: int | None = Field(default=None, ge=10, description="held-out pairs scored; None: all")
+    confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of all intervals")
 
 
 class RewardModelConfig(StrictConfig):
     """A given reward model, or one trained here."""
 
-    path: str | None = Field(None, description="folder or hub name of a sequence-classification model; None: train one")
+    path: str | None = Field(
+        default=None, description="folder or hub name of a sequence-classification model; None: train one"
+    )
     train: RewardModelTrainingConfig = Field(default_factory=RewardModelTrainingConfig)
     gate: RewardModelGateConfig = Field(default_factory=RewardModelGateConfig)

@@ -12,27 +12,32 @@ from rlhf_core.config.base import StrictConfig
 class RejectionConfig(StrictConfig):
     """Invalid or repetitive text is rejected before it is scored (G3)."""
 
-    policy: Literal["resample", "drop"] = Field("resample", description="what happens to a rejected response")
-    max_attempts: int = Field(3, ge=1, le=20, description="samples drawn for one place before it is given up")
-    min_response_tokens: int = Field(1, ge=0, description="shorter responses are rejected")
+    policy: Literal["resample", "drop"] = Field(default="resample", description="what happens to a rejected response")
+    max_attempts: int = Field(default=3, ge=1, le=20, description="samples drawn for one place before it is given up")
+    min_response_tokens: int = Field(default=1, ge=0, description="shorter responses are rejected")
     max_repeated_ngram_fraction: float = Field(
-        0.8, gt=0, le=1, description="share of repeated 4-grams above which a text is repetitive; 1 never rejects"
+        default=0.8,
+        gt=0,
+        le=1,
+        description="share of repeated 4-grams above which a text is repetitive; 1 never rejects",
     )
-    banned_patterns: tuple[str, ...] = Field((), description="regular expressions that reject a response")
+    banned_patterns: tuple[str, ...] = Field(default=(), description="regular expressions that reject a response")
 
 
 class RolloutConfig(StrictConfig):
     """One iteration's sampling."""
 
-    engine: Literal["transformers"] = Field("transformers", description="generation engine")
-    prompts_per_iteration: int = Field(32, ge=1, description="prompts drawn for one iteration")
-    samples_per_prompt: int = Field(1, ge=1, description="responses per prompt")
-    max_prompt_tokens: int = Field(256, ge=1, description="longer prompts are reported and left out")
-    max_new_tokens: int = Field(64, ge=1, description="length limit of a response")
-    temperature: float = Field(1.0, gt=0, description="sampling temperature; log-probs use the same (K01)")
-    stop_strings: tuple[str, ...] = Field((), description="texts that end a response naturally, as EOS does")
-    batch_size: int = Field(32, ge=1, description="responses generated together")
-    min_response_tokens: int = Field(5, ge=0, description="fewer tokens, EOS included, count as an early end (A5)")
+    engine: Literal["transformers"] = Field(default="transformers", description="generation engine")
+    prompts_per_iteration: int = Field(default=32, ge=1, description="prompts drawn for one iteration")
+    samples_per_prompt: int = Field(default=1, ge=1, description="responses per prompt")
+    max_prompt_tokens: int = Field(default=256, ge=1, description="longer prompts are reported and left out")
+    max_new_tokens: int = Field(default=64, ge=1, description="length limit of a response")
+    temperature: float = Field(default=1.0, gt=0, description="sampling temperature; log-probs use the same (K01)")
+    stop_strings: tuple[str, ...] = Field(default=(), description="texts that end a response naturally, as EOS does")
+    batch_size: int = Field(default=32, ge=1, description="responses generated together")
+    min_response_tokens: int = Field(
+        default=5, ge=0, description="fewer tokens, EOS included, count as an early end (A5)"
+    )
     rejection: RejectionConfig = Field(default_factory=RejectionConfig)
 
     @property

@@ -19,33 +19,33 @@ from rlhf_core.config.rollout import RolloutConfig
 class CheckpointConfig(StrictConfig):
     """Retention (F2)."""
 
-    keep_last: int = Field(2, ge=1, description="newest checkpoints kept, beside promoted and best")
+    keep_last: int = Field(default=2, ge=1, description="newest checkpoints kept, beside promoted and best")
 
 
 class RecoveryConfig(StrictConfig):
     """Retries of a task after a transient error (F3)."""
 
-    retries: int = Field(2, ge=0, le=10)
-    delays_seconds: tuple[float, ...] = Field((2.0, 10.0), min_length=1)
+    retries: int = Field(default=2, ge=0, le=10)
+    delays_seconds: tuple[float, ...] = Field(default=(2.0, 10.0), min_length=1)
 
 
 class ValidationConfig(StrictConfig):
     """What a failed expectation does (D2)."""
 
     on_failure: Literal["stop", "quarantine"] = Field(
-        "quarantine", description="quarantine keeps bad rows apart and goes on"
+        default="quarantine", description="quarantine keeps bad rows apart and goes on"
     )
-    max_quarantined_fraction: float = Field(0.5, ge=0, le=1, description="more bad rows than this stop the run")
+    max_quarantined_fraction: float = Field(default=0.5, ge=0, le=1, description="more bad rows than this stop the run")
 
 
 class RunConfig(StrictConfig):
     """One run, read from one YAML file and kept in the run folder."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="name of the run's folder")
-    home: Path = Field(Path("runs"), description="folder that holds run folders")
-    seed: int = Field(0, ge=0, lt=2**31)
-    rounds: int = Field(2, ge=1, description="gates in the run")
-    iterations_per_round: int = Field(5, ge=1)
+    home: Path = Field(default=Path("runs"), description="folder that holds run folders")
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    rounds: int = Field(default=2, ge=1, description="gates in the run")
+    iterations_per_round: int = Field(default=5, ge=1)
     data: DataConfig
     model: ModelConfig
     compute: ComputeConfig = Field(default_factory=ComputeConfig)

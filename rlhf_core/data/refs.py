@@ -26,10 +26,10 @@ class ControlState(Ref):
 
     kl_coef: float = Field(gt=0, description="β")
     kl_average_nats: float | None = Field(
-        None, description="moving average of KL per token; None before the first batch"
+        default=None, description="moving average of KL per token; None before the first batch"
     )
     ptx_coef: float = Field(ge=0, description="γ of PPO-ptx; 0 where ptx is off")
-    learning_rate_factor: float = Field(1.0, gt=0, description="of both schedules; falls after a rollback")
+    learning_rate_factor: float = Field(default=1.0, gt=0, description="of both schedules; falls after a rollback")
 
 
 class CheckpointRef(Ref):
@@ -66,8 +66,10 @@ class EvaluationResult(Ref):
     perplexity: float | None = None
     held_out_reward: float
     held_out_reward_std: float
-    reward_gain: float = Field(0.0, description="held_out_reward above the baseline's, in its standard deviations")
-    reward_gain_low: float = Field(0.0, description="of its interval, by a bootstrap that pairs prompts")
+    reward_gain: float = Field(
+        default=0.0, description="held_out_reward above the baseline's, in its standard deviations"
+    )
+    reward_gain_low: float = Field(default=0.0, description="of its interval, by a bootstrap that pairs prompts")
     reward_gain_high: float = 0.0
     held_out_kl_nats: float = 0.0
     path: Path

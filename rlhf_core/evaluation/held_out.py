@@ -98,7 +98,8 @@ def scored(frame: pd.DataFrame, scorer: Scorer) -> pd.DataFrame:
     columns = ["prompt", "response", "prompt_ids", "response_ids", "domain"]
     scores = scorer.score(_records(frame, columns))
     # A callable of the user's may give None, which no type forbids it.
-    return frame.assign(reward_raw=pd.to_numeric(pd.Series(scores, dtype=object), errors="coerce").to_numpy(np.float64))
+    rewards: Any = pd.to_numeric(pd.Series(scores, dtype=object), errors="coerce")
+    return frame.assign(reward_raw=rewards.to_numpy(np.float64))
 
 
 def reward_statistics(rewards: NDArray[np.float64]) -> tuple[float, float]:
