@@ -41,7 +41,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Fact:
-    """`subject` has `value` for `attribute`; `weight`, in (0, 1], is how often texts mention it, 1 for a common fact."""
+    """`subject` has `value` for `attribute`; `weight`, in (0, 1], is how often texts tell it, 1 for a common fact."""
 
     attribute: Attribute
     subject: str
