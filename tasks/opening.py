@@ -17,7 +17,7 @@ from rlhf_core.config.run import RunConfig
 from rlhf_core.errors import ConfigError
 from rlhf_core.quickstart.resolve import cache_folder, needs_quickstart_world, resolve
 from rlhf_core.runtime import close_runtime, open_runtime, prepare_run
-from tasks.report import report_failure
+from tasks.report import record_failure, report_failure
 from tasks.run import Run
 
 
@@ -71,7 +71,8 @@ def closed_at_the_end(run: Run) -> Generator[None]:
     """Free the engines and the lock, however the run ends; a run that fails leaves its report too."""
     try:
         yield
-    except Exception:
+    except Exception as error:
+        record_failure(run, error)
         report_failure(run)
         raise
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import get_run_logger
 
 from rlhf_core.checkpoints.registry import Registry
+from rlhf_core.data.events import read_events, record_event
 from rlhf_core.data.store import RunFolder
 from rlhf_core.reporting.report import write_report
 from tasks.artifacts import publish_summary, telemetry
@@ -29,6 +30,14 @@ def conclude(run: Run) -> RunOutcome:
     get_run_logger().info("best policy: checkpoint %d, in %s; report: %s", outcome.best_step, folder.best, report)
     publish_summary(run, report)
     return outcome
+
+
+@telemetry
+def record_failure(run: Run, error: Exception) -> None:
+    """Note what ended the run, so that its report and status say so."""
+    folder = RunFolder(run.folder)
+    attempt = sum(event["kind"] == "failure" for event in read_events(folder)) + 1
+    record_event(folder, "failure", f"{type(error).__name__}: {error}", attempt=attempt)
 
 
 @telemetry

@@ -61,8 +61,11 @@ def answer_benchmarks(
     frames = [pd.DataFrame({name: [] for name in ITEM_SCHEMA.names})]
     if evaluation.benchmarks:
         # The harness takes seconds to import, which runs without benchmarks need not pay.
+        from datasets import disable_progress_bars
+
         from rlhf_core.evaluation.harness_model import HarnessModel
 
+        disable_progress_bars()
         answerer = HarnessModel(model, tokenizer, batch_size=evaluation.batch_size, advance=advance)
         for benchmark in evaluation.benchmarks:
             frames.append(_answer(answerer, benchmark, tasks, evaluation.seed))

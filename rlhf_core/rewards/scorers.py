@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.store import MANIFEST, RunFolder, file_sha256
 from rlhf_core.engines.protocols import Scorer
-from rlhf_core.errors import ConfigError, DataError
+from rlhf_core.errors import ConfigError, DataError, RlhfError
 from rlhf_core.models.reward_model import DialogueForm, RewardModel, load_reward_model
 
 _TRAINED_MODEL = "model"
@@ -62,6 +62,8 @@ class CallableScorer:
     def _score_batch(self, prompts: list[str], responses: list[str]) -> list[float]:
         try:
             returned = self.function(prompts, responses)
+        except RlhfError:
+            raise  # a scorer that knows our errors says itself whether a retry can help
         except Exception as error:
             raise DataError(
                 f"reward.callable {self.path} raised {type(error).__name__}: {error}. It was called with "

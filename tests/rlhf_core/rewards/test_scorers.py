@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_core.errors import ConfigError, DataError
+from rlhf_core.errors import ConfigError, DataError, RemoteScorerError
 from rlhf_core.rewards.scorers import CallableScorer
 
 ROWS = [{"prompt": f"p{i}", "response": "x" * i} for i in range(5)]
@@ -75,3 +75,13 @@ def test_a_wrong_import_path_says_what_is_there(write_module):
     write_module("broken", "1 / 0")
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
         CallableScorer("broken:score", 1)
+
+
+def test_an_error_of_ours_passes_through_so_that_a_transient_one_is_retried(tmp_path, monkeypatch):
+    (tmp_path / "remote_scorer.py").write_text(
+        "from rlhf_core.errors import RemoteScorerError\n"
+        "def score(prompts, responses):\n    raise RemoteScorerError('no answer within 5 s')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RemoteScorerError, match="no answer within 5 s"):
+        CallableScorer("remote_scorer:score", 4).score([{"prompt": "a", "response": "b"}])
