@@ -16,6 +16,10 @@ class BenchmarkConfig(StrictConfig):
     format: Literal["hub_task", "mmlu_csv", "hellaswag_jsonl"] = Field(default="hub_task")
     path: str | None = Field(default=None, description="local file or folder, relative to data.root")
     items: int | None = Field(default=500, ge=10, description="size of the fixed, stratified subset; None: all")
+    answers: Literal["letters", "texts"] = Field(
+        default="letters",
+        description="mmlu_csv: options listed and a letter scored, or, for small models, each option's text scored",
+    )
     fewshot: int = Field(default=0, ge=0, le=25)
 
     @model_validator(mode="after")

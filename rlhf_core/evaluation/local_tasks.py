@@ -52,7 +52,10 @@ def write_local_task(config: BenchmarkConfig, root: Path, folder: Path, final: P
         DataError: the file is missing, empty or malformed; names file, line and what was expected.
     """
     path = root / str(config.path)
-    items = load_mmlu(path, config.fewshot) if config.format == "mmlu_csv" else load_hellaswag(path, config.fewshot)
+    if config.format == "mmlu_csv":
+        items = load_mmlu(path, config.fewshot, by_text=config.answers == "texts")
+    else:
+        items = load_hellaswag(path, config.fewshot)
     chosen = stratified_subset([item.stratum for item in items], config.items, seed)
     rows = [json.dumps(items[index].__dict__, ensure_ascii=False) for index in chosen]
     write_bytes(folder / f"{config.name}.jsonl", ("\n".join(rows) + "\n").encode())
@@ -99,8 +102,12 @@ def stratified_subset(strata: Sequence[str], items: int | None, seed: int) -> li
     return sorted(chosen)
 
 
-def load_mmlu(path: Path, fewshot: int) -> list[LocalItem]:
-    """Items of `test/<subject>_test.csv`, with the first `fewshot` rows of `dev/<subject>_dev.csv` as examples."""
+def load_mmlu(path: Path, fewshot: int, *, by_text: bool = False) -> list[LocalItem]:
+    """Items of `test/<subject>_test.csv`, with the first `fewshot` rows of `dev/<subject>_dev.csv` as examples.
+
+    The options are listed and a letter is the answer; `by_text` lists none and takes each option's text as an answer,
+    as the harness's `mmlu_continuation` does, for models too small to know letters.
+    """
     files = sorted((path / "test").glob("*.csv"))
     if not files:
         raise DataError(
@@ -111,24 +118,32 @@ def load_mmlu(path: Path, fewshot: int) -> list[LocalItem]:
     items: list[LocalItem] = []
     for file in files:
         subject = file.stem.removesuffix("_test")
-        header = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"
-        shots = _mmlu_shots(path / "dev" / f"{subject}_dev.csv", fewshot)
+        kind = "" if by_text else "multiple choice "
+        header = f"The following are {kind}questions (with answers) about {subject.replace('_', ' ')}.\n\n"
+        shots = _mmlu_shots(path / "dev" / f"{subject}_dev.csv", fewshot, by_text=by_text)
         for number, (question, *choices, letter) in enumerate(_mmlu_rows(file), start=1):
-            prompt = header + shots + _mmlu_question(question, choices)
-            items.append(LocalItem(f"{subject}/{number}", subject, prompt, _LETTERS, _LETTERS.index(letter)))
+            prompt = header + shots + _mmlu_question(question, choices, by_text=by_text)
+            answers = tuple(choices) if by_text else _LETTERS
+            items.append(LocalItem(f"{subject}/{number}", subject, prompt, answers, _LETTERS.index(letter)))
     return items
 
 
-def _mmlu_shots(file: Path, fewshot: int) -> str:
+def _mmlu_shots(file: Path, fewshot: int, *, by_text: bool) -> str:
     if fewshot == 0:
         return ""
     rows = _mmlu_rows(file)
     if len(rows) < fewshot:
         raise DataError(f"{file} has {len(rows)} examples, fewer than fewshot={fewshot}. Lower fewshot.")
-    return "".join(f"{_mmlu_question(row[0], row[1:5])} {row[5]}\n\n" for row in rows[:fewshot])
+    shots: list[str] = []
+    for question, *choices, letter in rows[:fewshot]:
+        answer = choices[_LETTERS.index(letter)] if by_text else letter
+        shots.append(f"{_mmlu_question(question, choices, by_text=by_text)} {answer}\n\n")
+    return "".join(shots)
 
 
-def _mmlu_question(question: str, choices: Sequence[str]) -> str:
+def _mmlu_question(question: str, choices: Sequence[str], *, by_text: bool) -> str:
+    if by_text:
+        return f"Question: {question.strip()}\nAnswer:"
     lines = [f"{letter}. {choice}" for letter, choice in zip(_LETTERS, choices, strict=True)]
     return "\n".join([question.strip(), *lines, "Answer:"])
 

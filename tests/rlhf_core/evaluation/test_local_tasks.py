@@ -44,6 +44,15 @@ def test_mmlu_examples_come_before_the_question_with_their_letter(tmp_path):
     assert "Three?" not in item.prompt
 
 
+def test_mmlu_by_text_scores_the_options_themselves_and_lists_none(tmp_path):
+    (item,) = load_mmlu(mmlu(tmp_path, dev="Two?,2,0,0,0,A\n"), 1, by_text=True)
+    assert item.prompt == (
+        "The following are questions (with answers) about high school maths.\n\n"
+        "Question: Two?\nAnswer: 2\n\nQuestion: What is 1+1?\nAnswer:"
+    )
+    assert (item.choices, item.answer) == (("1", "2", "3", "4"), 1)
+
+
 @pytest.mark.parametrize(
     ("test", "dev", "fewshot", "words"),
     [
