@@ -91,7 +91,7 @@ def _state_steps(run: RunRecord) -> list[str]:
         cause = "Mend the cause named in the last event, then go" if run.state == "failed" else "Go"
         return [f"{cause} on from the last checkpoint with: rlhf resume {run.folder.path}"]
     if run.best_step:
-        return [f"Use the promoted policy, a Hugging Face folder: {run.folder.best}/policy. Read its samples first."]
+        return [f"Use the promoted policy, a Hugging Face folder: {run.folder.best}. Read its samples first."]
     return ["No checkpoint passed a gate: keep the starting model, and read the gate's reasons below."]
 
 

@@ -127,7 +127,7 @@ def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _places(folder: RunFolder) -> Iterable[tuple[str, str]]:
     places = (
-        ("best promoted policy (Hugging Face folder)", folder.best / "policy"),
+        ("best promoted policy (Hugging Face folder)", folder.best),
         ("all checkpoints and their status", folder.checkpoints / "REGISTRY.json"),
         ("reward model", folder.reward_model),
         ("metrics, a row per iteration", folder.metrics / "metrics.jsonl"),

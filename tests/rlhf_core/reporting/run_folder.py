@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from rlhf_core.checkpoints.registry import Entry, RegistryState
+from rlhf_core.checkpoints.registry import Entry, Registry, RegistryState
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.events import record_event
 from rlhf_core.data.records import SCORED_SCHEMA
@@ -226,6 +226,7 @@ def write_gate(folder: RunFolder, number: int, step: int, *, kind: str = "contin
     ref = CheckpointRef(
         step=step, path=folder.checkpoints / f"step-{step:06d}", control=ControlState(kl_coef=0.05, ptx_coef=0.05)
     )
+    write_json(ref.path / "policy" / "config.json", {})
     entry = Entry(ref=ref, status="promoted", score=found.held_out_reward)
     write_json(
         folder.checkpoints / "REGISTRY.json",
@@ -233,4 +234,5 @@ def write_gate(folder: RunFolder, number: int, step: int, *, kind: str = "contin
             checkpoints={step: entry}, current=ref, promoted=step, best=step, decided_rounds=number
         ).model_dump(mode="json"),
     )
+    Registry(folder).promote(step, found.held_out_reward)  # Links best/, as a run does.
     record_event(folder, "ptx_coef", "γ from 0.05 to 0.1: " + HOSTILE, iteration=step, round=number)

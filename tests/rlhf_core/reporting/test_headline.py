@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,3 +74,9 @@ def test_a_reward_model_that_word_counts_beat_is_called_weak(tmp_path: Path):
 
 def test_a_run_without_benchmarks_says_that_abilities_are_unseen(run):
     assert [step for step in next_steps(with_evaluation(run, benchmarks=())) if "No benchmark was run" in step]
+
+
+def test_the_folder_that_a_finished_run_advises_is_there(run):
+    advised = next(step for step in next_steps(run) if "promoted policy" in step)
+    place = re.search(r"Hugging Face folder: (\S+)\. ", advised)
+    assert place and (Path(place[1]) / "config.json").is_file()

@@ -67,6 +67,7 @@ def test_a_finished_run_shows_every_part(page: Page):
         "Time by stage",
         "Best",
         "Worst",
+        "best promoted policy (Hugging Face folder)best",
     ):
         assert words in page.text
 
