@@ -32,6 +32,7 @@ def tiny_settings(world: TinyWorld, home: Path, **changes: Any) -> dict[str, Any
         },
         "model": {"policy": str(world.model)},
         "rollout": {"prompts_per_iteration": 8, "max_new_tokens": 8, "min_response_tokens": 2, "batch_size": 8},
+        "reward": {"score_truncated": True},  # The random model seldom ends by itself.
         "reward_model": {
             "train": {"learning_rate": 3e-3, "max_tokens": 64, "epochs": 3},
             "gate": {"min_accuracy": 0.5, "max_length_correlation": 1.0, "confidence": 0.51},

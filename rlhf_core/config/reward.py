@@ -31,12 +31,21 @@ class RewardConfig(StrictConfig):
     clip: float = Field(default=2.0, gt=0, description="normalised rewards are clipped to ±clip (R2)")
     truncated_policy: Literal["bootstrap", "penalty", "kl_only"] = Field(default="bootstrap", description="A5")
     early_policy: Literal["penalty", "invalid"] = Field(default="penalty", description="A5")
-    score_truncated: bool = Field(
-        default=True,
-        description="let the RM score a text that the length limit cut; else it gets the mean (0 after R1)",
+    score_truncated: bool | None = Field(
+        default=None,
+        description=(
+            "score a text that the length limit cut as if it ended there (a reward model reads EOS after it, as in its "
+            "training); false: it is not scored and gets the batch's mean, 0 after R1. None: a reward model does not "
+            "score it (A5); a callable does, for it may be a rule that also judges unfinished text"
+        ),
     )
     penalties: PenaltyConfig = Field(default_factory=PenaltyConfig)
     batch_size: int = Field(default=16, ge=1, description="texts scored together")
+
+    @property
+    def scores_truncated(self) -> bool:
+        """Whether the scorer is asked about cut texts."""
+        return self.scorer == "callable" if self.score_truncated is None else self.score_truncated
 
     @model_validator(mode="after")
     def _callable_is_given(self) -> Self:

@@ -100,5 +100,6 @@ def _require_signal(
         raise CannotLearn(
             f"iteration {iteration}: all {len(valid)} responses are cut at the length limit and have the same reward "
             f"({valid['reward_raw'].iloc[0]:.4g}), so nothing can be learnt. The responses are cut: raise "
-            f"rollout.max_new_tokens (now {max_new_tokens}), or start from a model that ends its answers."
+            f"rollout.max_new_tokens (now {max_new_tokens}), start from a model that ends its answers, or, where cut "
+            "texts were not scored, set reward.score_truncated=true."
         )

@@ -93,13 +93,16 @@ def _records(frame: pd.DataFrame, columns: list[str]) -> list[dict[str, Any]]:
     return table.to_dict("records")
 
 
-def scored(frame: pd.DataFrame, scorer: Scorer) -> pd.DataFrame:
-    """The responses with their raw reward; NaN where the scorer gives none."""
+def scored(frame: pd.DataFrame, scorer: Scorer, *, scores_truncated: bool) -> pd.DataFrame:
+    """The responses with their raw reward; NaN where the scorer gives none, or may not judge a cut text (A5)."""
     columns = ["prompt", "response", "prompt_ids", "response_ids", "domain"]
-    scores = scorer.score(_records(frame, columns))
-    # A callable of the user's may give None, which no type forbids it.
-    rewards: Any = pd.to_numeric(pd.Series(scores, dtype=object), errors="coerce")
-    return frame.assign(reward_raw=rewards.to_numpy(np.float64))
+    is_asked: NDArray[np.bool_] = (frame["finish_reason"] != "length").to_numpy() | scores_truncated
+    rewards = np.full(len(frame), np.nan)
+    if is_asked.any():
+        # A callable of the user's may give None, which no type forbids it.
+        scores: Any = pd.Series(scorer.score(_records(frame.loc[is_asked], columns)), dtype=object)
+        rewards[is_asked] = pd.to_numeric(scores, errors="coerce").to_numpy(np.float64)
+    return frame.assign(reward_raw=rewards)
 
 
 def reward_statistics(rewards: NDArray[np.float64]) -> tuple[float, float]:

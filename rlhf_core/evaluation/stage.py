@@ -115,8 +115,10 @@ def run_reward_baseline(runtime: Runtime) -> StageRef:
     mean, std = reward_statistics(frame["reward_raw"].to_numpy("float64"))
     if math.isnan(mean):
         raise DataError(
-            f"none of {len(frame)} held-out responses of the SFT model got a finite reward. Check the reward model, or "
-            "the callable named by reward.callable.path."
+            f"none of {len(frame)} held-out responses of the SFT model got a finite reward; "
+            f"{int((frame['finish_reason'] == 'length').sum())} were cut at the length limit, and cut ones are "
+            f"{'' if config.reward.scores_truncated else 'not '}scored. Raise rollout.max_new_tokens, set "
+            "reward.score_truncated=true, or check the reward model or callable."
         )
     with stage_folder(final) as partial:
         write_table(partial / HELD_OUT, frame, HELD_OUT_SCHEMA)
@@ -210,7 +212,11 @@ def _held_out(runtime: Runtime, policy: CheckpointRef) -> tuple[pd.DataFrame, fl
     kl = runtime.at(policy).evaluate_rollouts(rollouts).kl_exact_nats.cpu()
     mask = rollouts.response_mask.cpu()
     by_row = kl.sum(dim=1) / mask.sum(dim=1)
-    return scored(frame.assign(kl_nats=by_row.tolist()), runtime.scorer()), float(masked_mean(kl, mask))
+    judged = frame.assign(kl_nats=by_row.tolist())
+    return (
+        scored(judged, runtime.scorer(), scores_truncated=config.reward.scores_truncated),
+        float(masked_mean(kl, mask)),
+    )
 
 
 def _held_out_or_nothing(runtime: Runtime, policy: CheckpointRef, round_number: int) -> tuple[pd.DataFrame, float]:

@@ -22,7 +22,10 @@ _TRAINED_MODEL = "model"
 
 
 class RewardModelScorer:
-    """Scores prompt and response with a reward model; a text is scored as it stands, with EOS after it."""
+    """Scores prompt and response with a reward model; a text is scored as it stands, with EOS after it.
+
+    So a cut text is scored as if it ended there; it comes here only where `reward.score_truncated` asks for that (A5).
+    """
 
     def __init__(self, reward_model: RewardModel, batch_size: int) -> None:
         self.reward_model = reward_model

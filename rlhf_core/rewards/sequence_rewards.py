@@ -31,7 +31,7 @@ class SequenceRewards:
 def should_score(ending: str, config: RewardConfig) -> bool:
     """Whether the scorer is asked at all: not for a cut text that it may not judge, nor for an invalid early end."""
     if ending == "truncated":
-        return config.score_truncated
+        return config.scores_truncated
     return not (ending == "early" and config.early_policy == "invalid")
 
 
@@ -45,8 +45,9 @@ def sequence_rewards(
 ) -> SequenceRewards:
     """Turn raw scores into rewards.
 
-    A NaN or infinite score excludes its response alone (N03). A response that was not scored by policy gets the batch's
-    mean, of the raw scores and of the rewards. With `kl_only` a cut response has reward 0 and no part in statistics.
+    A NaN or infinite score excludes its response alone (N03). A response that was not scored by policy gets the
+    mean of the batch's raw scores, and of the normalised ones before they are clipped: 0 with `batch`, and 0 where the
+    whole batch is such. With `kl_only` a cut response has reward 0 and no part in statistics.
 
     Args:
         scores: raw scores; what stands where `should_score` says no is not read.
@@ -69,7 +70,8 @@ def sequence_rewards(
     normalised = normalise_scores(raw, counts, mode=config.normalisation, calibration=calibration, running=running)
     rewards = torch.zeros_like(raw)
     rewards[counts], clipped_fraction = clip_scores(normalised.values[counts], config.clip)
-    rewards[valid & ~is_scored & ~is_without_reward] = _mean(rewards[counts])
+    mean, _ = clip_scores(torch.tensor([_mean(normalised.values[counts])], dtype=torch.float64), config.clip)
+    rewards[valid & ~is_scored & ~is_without_reward] = mean
     rewards += ending_penalties(
         endings,
         early_penalty=config.penalties.early_end,

@@ -63,10 +63,22 @@ def test_a_missing_score_is_nan_and_stays_out_of_the_statistics():
         def score(self, rows):
             return [1.0, None, 3.0]
 
-    frame = scored(sampled(3)[0], Scorer())
+    frame = scored(sampled(3)[0], Scorer(), scores_truncated=True)
     assert math.isnan(frame["reward_raw"][1])
     assert reward_statistics(frame["reward_raw"].to_numpy()) == (2.0, 1.0)
     assert all(math.isnan(value) for value in reward_statistics(np.array([math.nan, math.inf])))
+
+
+def test_case_A5_a_cut_response_is_not_scored_unless_told_to():
+    class Scorer:
+        def score(self, rows):
+            return [float(len(row["prompt"])) for row in rows]
+
+    frame = sampled(3)[0].assign(finish_reason=["length", "stop", "length"])
+    found = scored(frame, Scorer(), scores_truncated=False)["reward_raw"]
+    assert math.isnan(found[0]) and found[1] == 1.0 and math.isnan(found[2])
+    assert scored(frame, Scorer(), scores_truncated=True)["reward_raw"].tolist() == [1.0] * 3
+    assert scored(frame.iloc[[0]], Scorer(), scores_truncated=False)["reward_raw"].isna().all()
 
 
 def rewards(values: list[float]) -> pd.DataFrame:

@@ -43,32 +43,63 @@ def test_penalties_come_after_normalising_and_keep_their_size():
     for scale in (1.0, 1000.0):
         scores = [scale * x for x in (1.0, 2.0, 3.0)]
         plain = sequence_rewards(scores, [N, N, N], RewardConfig()).rewards
-        config = RewardConfig(truncated_policy="penalty", penalties={"early_end": -2.0, "truncation": -1.0})
+        config = RewardConfig(
+            truncated_policy="penalty", score_truncated=True, penalties={"early_end": -2.0, "truncation": -1.0}
+        )
         found = sequence_rewards(scores, [N, E, T], config).rewards
         assert [a - b for a, b in zip(found, plain, strict=True)] == pytest.approx([0.0, -2.0, -1.0])
 
 
 def test_an_invalid_early_end_is_neither_scored_nor_counted():
     config = RewardConfig(early_policy="invalid")
-    assert not should_score(E, config) and should_score(N, config) and should_score(T, config)
+    assert not should_score(E, config) and should_score(N, config)
     found = sequence_rewards([1.0, math.nan, 3.0], [N, E, N], config)
     assert found.rewards[::2] == sequence_rewards([1.0, 3.0], [N, N], config).rewards
     assert found.exclude_reasons == [None, "ended early", None]
     assert not found.valid[1]
 
 
-@pytest.mark.parametrize("mode", ["batch", "none"])
+MODES = {"batch": 0.0, "none": 2.0, "calibrated": (2.0 - 1.0) / 4.0, "running": (2.0 - 8.0) / (218 / 3) ** 0.5}
+"""What the mean score 2 of the batch [1, 3] is worth; `running` has seen [20] before: 1, 3, 20 have mean 8."""
+
+
+def in_mode(mode, scores, endings, **settings):
+    statistics_before = {"calibrated": {"calibration": Calibration(1.0, 4.0)}, "running": {"running": SEEN}}
+    config = RewardConfig(**({"normalisation": mode, "clip": 10.0} | settings))
+    return sequence_rewards(scores, endings, config, **statistics_before.get(mode, {}))
+
+
+SEEN = running_stats([{"reward/raw_count": 1.0, "reward/raw_mean": 20.0, "reward/raw_std": 0.0}])
+
+
+def test_case_A5_a_reward_model_does_not_score_a_cut_text_unless_told_to_and_a_callable_does_unless_told_not_to():
+    rule = {"scorer": "callable", "callable": {"path": "m:f"}}
+    assert not should_score(T, RewardConfig()) and should_score(T, RewardConfig(score_truncated=True))
+    assert should_score(T, RewardConfig(**rule)) and not should_score(T, RewardConfig(**rule, score_truncated=False))
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_cut_text_that_may_not_be_scored_gets_the_mean(mode):
-    config = RewardConfig(score_truncated=False, normalisation=mode, clip=10.0)
-    assert not should_score(T, config)
-    found = sequence_rewards([1.0, math.nan, 3.0], [N, T, N], config)
+    found = in_mode(mode, [1.0, math.nan, 3.0], [N, T, N])
     assert found.valid[1] and found.exclude_reasons[1] is None
     assert found.raw[1] == 2.0
-    assert found.rewards[1] == pytest.approx(0.0 if mode == "batch" else 2.0)
+    assert found.rewards[1] == pytest.approx(MODES[mode], abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_of_cut_texts_that_may_not_be_scored_is_valid_and_worth_nothing(mode):
+    found = in_mode(mode, [math.nan] * 3, [T] * 3)
+    assert found.rewards == [0.0] * 3 and found.valid == [True] * 3
+    assert found.metrics["reward/raw_count"] == 0.0 and found.metrics["reward/excluded_count"] == 0.0
+
+
+def test_clipping_one_side_of_the_scores_does_not_move_the_reward_of_an_unscored_text_from_zero():
+    found = in_mode("batch", [0.0] * 9 + [100.0, math.nan], [N] * 10 + [T], clip=1.0)
+    assert found.rewards[-1] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_kl_only_drops_the_reward_of_a_cut_text_and_keeps_its_score_on_record():
-    config = RewardConfig(truncated_policy="kl_only")
+    config = RewardConfig(truncated_policy="kl_only", score_truncated=True)
     found = sequence_rewards([1.0, 100.0, 3.0], [N, T, N], config)
     assert found.rewards[1] == 0.0 and found.raw[1] == 100.0 and found.valid[1]
     assert found.rewards[::2] == sequence_rewards([1.0, 3.0], [N, N], config).rewards
