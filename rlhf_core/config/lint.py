@@ -24,7 +24,7 @@ def lint(config: RunConfig) -> tuple[LintWarning, ...]:
         found.append(LintWarning(field=field, message=message))
 
     ppo = config.ppo
-    if ppo.critic.learning_rate < ppo.actor.learning_rate:
+    if ppo.critic_optimizer.learning_rate < ppo.actor.learning_rate:
         warn(
             "ppo.critic.learning_rate", "below the actor's; the critic then lags behind. Usual: 2 to 10 × the actor's."
         )

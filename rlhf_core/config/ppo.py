@@ -8,11 +8,14 @@ from pydantic import Field, model_validator
 
 from rlhf_core.config.base import StrictConfig
 
+MAX_LEARNING_RATE = 0.1
+CRITIC_RATE_FACTOR = 5.0
+"""The critic's learning rate in units of the actor's, where it is not set (A6)."""
 
-class OptimizerConfig(StrictConfig):
-    """AdamW with warm-up and cosine decay (P6)."""
 
-    learning_rate: float = Field(default=1e-6, ge=0, le=1e-1, description="peak learning rate")
+class ScheduleConfig(StrictConfig):
+    """What both optimizers have but the rate: AdamW with warm-up and decay (P6)."""
+
     schedule: Literal["cosine", "constant"] = Field(default="cosine", description="after the warm-up")
     warmup_steps: int = Field(default=10, ge=0, description="optimizer steps of linear warm-up")
     floor_fraction: float = Field(default=0.1, ge=0, le=1, description="share of the peak at the end of the cosine")
@@ -22,10 +25,18 @@ class OptimizerConfig(StrictConfig):
     max_grad_norm: float = Field(default=0.5, gt=0, description="gradient norm limit (P5)")
 
 
-class CriticConfig(OptimizerConfig):
-    """The critic's optimizer; its learning rate is 5 × the actor's unless set."""
+class OptimizerConfig(ScheduleConfig):
+    """An optimizer with its rate."""
 
-    learning_rate: float = Field(default=5e-6, ge=0, le=1e-1)
+    learning_rate: float = Field(default=1e-6, ge=0, le=MAX_LEARNING_RATE, description="peak learning rate")
+
+
+class CriticConfig(ScheduleConfig):
+    """The critic's optimizer and loss; `PPOConfig.critic_optimizer` has the rate that is used."""
+
+    learning_rate: float | None = Field(
+        default=None, ge=0, le=MAX_LEARNING_RATE, description="peak learning rate; None: 5 × the actor's (A6)"
+    )
     max_grad_norm: float = Field(default=1.0, gt=0)
     value_clip_range: float = Field(default=0.2, gt=0, description="clip of the value around the old one (A6)")
 
@@ -76,6 +87,25 @@ class PPOConfig(StrictConfig):
     max_skipped_updates: int = Field(
         default=3, ge=1, description="non-finite updates in a row before the run rolls back (N07)"
     )
+
+    @property
+    def critic_optimizer(self) -> OptimizerConfig:
+        """The critic's optimizer, whose rate is 5 × the actor's where none is set."""
+        rate = self.critic.learning_rate
+        if rate is None:
+            rate = CRITIC_RATE_FACTOR * self.actor.learning_rate
+        shared = {name: getattr(self.critic, name) for name in ScheduleConfig.model_fields}
+        return OptimizerConfig(learning_rate=rate, **shared)
+
+    @model_validator(mode="after")
+    def _critic_rate_is_in_range(self) -> Self:
+        if self.critic.learning_rate is None and CRITIC_RATE_FACTOR * self.actor.learning_rate > MAX_LEARNING_RATE:
+            raise ValueError(
+                f"ppo.critic.learning_rate is not set, and {CRITIC_RATE_FACTOR:g} × ppo.actor.learning_rate="
+                f"{self.actor.learning_rate:g} exceeds {MAX_LEARNING_RATE:g}. Set ppo.critic.learning_rate, or lower "
+                "the actor's."
+            )
+        return self
 
     @model_validator(mode="after")
     def _sizes_nest(self) -> Self:

@@ -46,7 +46,7 @@ class TorchTrainer:
         self.tokenizer = load_tokenizer(config.model)
         total_steps = config.iterations * config.updates_per_iteration
         self.actor_optimizer = ScheduledAdamW(self.policy, config.ppo.actor, total_steps=total_steps)
-        self.critic_optimizer = ScheduledAdamW(self.critic, config.ppo.critic, total_steps=total_steps)
+        self.critic_optimizer = ScheduledAdamW(self.critic, config.ppo.critic_optimizer, total_steps=total_steps)
         _require_plain_logits(self.policy, device)
 
     def response_logprobs(self, pack: Pack, *, temperature: float | None = None) -> tuple[Tensor, Tensor]:

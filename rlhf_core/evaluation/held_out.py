@@ -100,8 +100,9 @@ def scored(frame: pd.DataFrame, scorer: Scorer, *, scores_truncated: bool) -> pd
     rewards = np.full(len(frame), np.nan)
     if is_asked.any():
         # A callable of the user's may give None, which no type forbids it.
-        scores: Any = pd.Series(scorer.score(_records(frame.loc[is_asked], columns)), dtype=object)
-        rewards[is_asked] = pd.to_numeric(scores, errors="coerce").to_numpy(np.float64)
+        scores = pd.Series(scorer.score(_records(frame.loc[is_asked], columns)), dtype=object)
+        numbers: Any = pd.to_numeric(scores, errors="coerce")
+        rewards[is_asked] = numbers.to_numpy(np.float64)
     return frame.assign(reward_raw=rewards)
 
 

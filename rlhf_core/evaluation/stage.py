@@ -116,7 +116,7 @@ def run_reward_baseline(runtime: Runtime) -> StageRef:
     if math.isnan(mean):
         raise DataError(
             f"none of {len(frame)} held-out responses of the SFT model got a finite reward; "
-            f"{int((frame['finish_reason'] == 'length').sum())} were cut at the length limit, and cut ones are "
+            f"{list(frame['finish_reason']).count('length')} were cut at the length limit, and cut ones are "
             f"{'' if config.reward.scores_truncated else 'not '}scored. Raise rollout.max_new_tokens, set "
             "reward.score_truncated=true, or check the reward model or callable."
         )

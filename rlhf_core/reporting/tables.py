@@ -168,7 +168,7 @@ def config_table(run: RunRecord) -> Table | None:
         (
             "learning rates",
             f"actor {config.ppo.actor.learning_rate:g} ({config.ppo.actor.schedule}), critic "
-            f"{config.ppo.critic.learning_rate:g} ({config.ppo.critic.schedule})",
+            f"{config.ppo.critic_optimizer.learning_rate:g} ({config.ppo.critic.schedule})",
         ),
         (
             "KL control",

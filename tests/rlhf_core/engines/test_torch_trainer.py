@@ -165,3 +165,10 @@ def test_a_second_family_of_models_trains_packed_too(tmp_path):
     GPTNeoXForCausalLM(config).save_pretrained(model)
     made = TorchTrainer(run_config(model), CPU)
     assert torch.isfinite(made.evaluate(random_rollouts()).logprobs).all()
+
+
+def test_a_critic_without_a_rate_of_its_own_steps_with_five_times_the_actors(tmp_path):
+    rates = ppo(actor={"learning_rate": 1e-4, "warmup_steps": 0}, critic={"warmup_steps": 0})
+    trainer = TorchTrainer(run_config(make_tiny_model(tmp_path / "model"), ppo=rates), CPU)
+    assert trainer.actor_optimizer.learning_rate() == pytest.approx(1e-4)
+    assert trainer.critic_optimizer.learning_rate() == pytest.approx(5e-4)
