@@ -21,6 +21,7 @@ from rlhf_core.engines.protocols import ExperienceTensors, RolloutTensors
 from rlhf_core.errors import DataError
 from rlhf_core.runtime import Runtime
 from rlhf_core.seeding import derive_seed
+from rlhf_core.update.tally import grad_norm_averages
 
 EXPERIENCE = "experience.safetensors"
 
@@ -42,6 +43,7 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, experience: StageRef, ite
     workers = runtime.for_update(policy)
     metrics = workers.update(tensors, documents, policy.control, seed=derive_seed(config.seed, "update", iteration))
     control = next_control(policy.control, config.kl, experience.metrics["experience/kl_exact_nats"])
+    metrics |= grad_norm_averages(policy.metrics, metrics)
     metrics |= {
         "control/kl_coef": control.kl_coef,
         "control/ptx_coef": control.ptx_coef,

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 
 from rlhf_core.engines.optimizer import StepResult
 
+GRAD_NORM_SMOOTHING = 0.9
+"""Weight of the past, per update, in the moving averages of the gradient norms."""
+
 _MAXIMA = ("update/ratio_max",)
 _FIRST = ("update/ratio_first_deviation",)
 
@@ -57,14 +60,15 @@ class Tally:
         return self._epoch_sums[name] / weight if weight else default
 
     def metrics(self, *, epochs: int, stop_reason: str) -> dict[str, float]:
-        """All metrics of the update; learning rates are those of the last step."""
+        """All metrics of the update; learning rates are those of the last step. No step taken, no norm."""
         result = {name: self._sums[name] / weight for name, weight in self._weights.items() if weight}
         result |= self._single
         for model, steps in self._steps.items():
             taken = [step for step in steps if not step.is_skipped]
             result[f"update/{model}_learning_rate"] = steps[-1].learning_rate
-            result[f"update/{model}_clipped_share"] = sum(step.is_clipped for step in taken) / max(1, len(taken))
-            result[f"update/{model}_grad_norm"] = sum(step.grad_norm for step in taken) / max(1, len(taken))
+            if taken:
+                result[f"update/{model}_clipped_share"] = sum(step.is_clipped for step in taken) / len(taken)
+                result[f"update/{model}_grad_norm"] = sum(step.grad_norm for step in taken) / len(taken)
         everything = [step for steps in self._steps.values() for step in steps]
         result["update/epochs"] = float(epochs)
         result["update/optimizer_steps"] = float(sum(not step.is_skipped for step in self._steps["actor"]))
@@ -72,3 +76,22 @@ class Tally:
         result["update/padded_fraction"] = 1.0 - self._real_tokens / max(1, self._computed_tokens)
         result[f"update/stop_{stop_reason}"] = 1.0
         return result
+
+
+def grad_norm_averages(before: Mapping[str, float], update: Mapping[str, float]) -> dict[str, float]:
+    """Exponential moving averages of both models' gradient norms after an update, as metrics (P5).
+
+    They go on from the metrics of the checkpoint that was updated, so a resumed run or a rollback has the right ones.
+
+    Args:
+        before: metrics of that checkpoint; without an average the update's own norm starts it.
+        update: metrics of the update; a model that took no step has no norm in it and keeps its average.
+    """
+    averages: dict[str, float] = {}
+    for model in ("actor", "critic"):
+        name, norm = f"update/{model}_grad_norm_average", update.get(f"update/{model}_grad_norm")
+        average = before.get(name, norm)
+        if average is not None:
+            new = average if norm is None else norm
+            averages[name] = GRAD_NORM_SMOOTHING * average + (1 - GRAD_NORM_SMOOTHING) * new
+    return averages

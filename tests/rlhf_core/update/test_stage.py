@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlhf_core.checkpoints.registry import Registry
 from rlhf_core.checkpoints.stage import start_policy
 from rlhf_core.config.ppo import KlControllerConfig
 from rlhf_core.data.records import SAMPLED_TENSORS, SCORED_SCHEMA
@@ -97,6 +98,13 @@ def test_an_iteration_makes_experience_and_then_a_checkpoint_and_does_neither_tw
     stamp = (first.path / "MANIFEST.json").stat().st_mtime_ns
     assert experience_stage.run_stage(runtime, policy, validated, 1) == experience
     assert update_stage.run_stage(runtime, policy, experience, 1) == first
+    norm, average = (f"update/actor_grad_norm{suffix}" for suffix in ("", "_average"))
+    assert first.metrics[average] == first.metrics[norm]
+    kept = Registry(runtime.folder).current()  # As a resumed run finds it.
+    assert kept is not None
+    follows = experience_stage.run_stage(runtime, kept, stored(runtime, rollout_rows(), 4), 4)
+    second = update_stage.run_stage(runtime, kept, follows, 4)
+    assert second.metrics[average] == pytest.approx(0.9 * first.metrics[norm] + 0.1 * second.metrics[norm])
     assert (first.path / "MANIFEST.json").stat().st_mtime_ns == stamp
 
 
