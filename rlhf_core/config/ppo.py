@@ -80,6 +80,10 @@ class PPOConfig(StrictConfig):
     clip_range: float = Field(default=0.2, gt=0, lt=1)
     discount: float = Field(default=1.0, gt=0, le=1)
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    advantage_whitening: Literal["whiten", "scale", "none"] = Field(
+        default="whiten",
+        description="over the response tokens (A3): mean 0 and std 1; std 1 with the mean kept, so scaled; as they are",
+    )
     entropy_coef: float = Field(default=0.0, ge=0)
     ptx: PtxConfig = Field(default_factory=PtxConfig)
     epoch_stop: EpochStopConfig = Field(default_factory=EpochStopConfig)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,7 +18,7 @@ from rlhf_core.numerics.advantages import generalized_advantages
 from rlhf_core.numerics.kl import kl_k1, kl_k2, kl_k3
 from rlhf_core.numerics.masking import masked_mean
 from rlhf_core.numerics.reductions import AllReduce, global_moments, identity
-from rlhf_core.numerics.whitening import whiten
+from rlhf_core.numerics.whitening import scale_to_unit_variance, whiten
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Experience:
 
     rewards: Tensor
     advantages: Tensor
-    """Whitened."""
+    """As `ppo.advantage_whitening` has them; whitened by default."""
     returns: Tensor
 
 
@@ -92,8 +93,23 @@ def build_experience(
         discount=ppo.discount,
         gae_lambda=ppo.gae_lambda,
     )
-    experience = Experience(rewards=rewards, advantages=whiten(advantages, response_mask, all_reduce), returns=returns)
+    experience = Experience(
+        rewards=rewards,
+        advantages=_normalised(advantages, response_mask, ppo.advantage_whitening, all_reduce),
+        returns=returns,
+    )
     return experience, metrics | _metrics(evaluation, advantages, returns, response_mask)
+
+
+def _normalised(
+    advantages: Float[Tensor, "batch response"],
+    response_mask: Bool[Tensor, "batch response"],
+    mode: Literal["whiten", "scale", "none"],
+    all_reduce: AllReduce,
+) -> Float[Tensor, "batch response"]:
+    if mode == "none":
+        return advantages
+    return {"whiten": whiten, "scale": scale_to_unit_variance}[mode](advantages, response_mask, all_reduce)
 
 
 def _penalised_kl(evaluation: RolloutEvaluation, estimator: str) -> Float[Tensor, "batch response"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 import torch
 
@@ -82,6 +84,16 @@ def test_advantages_are_whitened_over_response_tokens():
     assert float(kept.std(correction=0)) == pytest.approx(1.0, abs=1e-5)
     assert not experience.advantages[~MASK].any()
     assert metrics["experience/mean_abs_advantage"] == 1.0
+
+
+def test_advantages_are_scaled_alone_or_left_as_they_are_where_asked():
+    raw = [1.0, 1.0, 1.0, -1.0, -1.0]  # Without KL and values every token's advantage is the score.
+    std = statistics.pstdev(raw)
+    for mode, expected in (("none", raw), ("scale", [x / std for x in raw])):
+        experience, metrics = built(ppo={"advantage_whitening": mode})
+        assert experience.advantages[MASK].tolist() == pytest.approx(expected, abs=1e-6)
+        assert not experience.advantages[~MASK].any()
+        assert experience.returns[MASK].tolist() == raw and metrics["experience/mean_abs_advantage"] == 1.0
 
 
 def test_case_N04_equal_rewards_give_advantages_of_zero():
