@@ -71,6 +71,9 @@ class RewardModelTrainingConfig(StrictConfig):
     epochs: int = Field(default=1, ge=1)
     batch_pairs: int = Field(default=16, ge=1, description="pairs per optimizer step")
     micro_batch_pairs: int = Field(default=8, ge=1, description="pairs per forward pass")
+    margin: float = Field(
+        default=0.0, ge=0, description="score difference that the loss asks of a pair beyond 0, in units of the score"
+    )
     warmup_fraction: float = Field(default=0.1, ge=0, lt=1)
     max_pairs: int | None = Field(default=None, ge=2, description="training pairs used; None: all")
     max_tokens: int = Field(default=256, ge=8, description="last tokens of a dialogue that the model reads")

@@ -43,12 +43,12 @@ class TrainingReport:
     padded_fraction: float = 0.0
 
 
-def bradley_terry_loss(scores: Tensor) -> Tensor:
-    """Sum over pairs of `-log sigmoid(chosen - rejected)`, nats, for scores `[pairs, 2]`.
+def bradley_terry_loss(scores: Tensor, margin: float = 0.0) -> Tensor:
+    """Sum over pairs of `-log sigmoid(chosen - rejected - margin)`, nats, for scores `[pairs, 2]`.
 
-    Source: Bradley & Terry 1952.
+    Source: Bradley & Terry 1952; the margin: Touvron et al. 2023, arXiv:2307.09288, eq. 2.
     """
-    return -torch.nn.functional.logsigmoid(scores[:, 0] - scores[:, 1]).sum()
+    return -torch.nn.functional.logsigmoid(scores[:, 0] - scores[:, 1] - margin).sum()
 
 
 def pair_accuracy(scores: Tensor) -> float:
@@ -135,7 +135,7 @@ class _Training:
         total = 0.0
         for start in range(0, len(batch), self.config.micro_batch_pairs):
             micro = batch[start : start + self.config.micro_batch_pairs]
-            loss = bradley_terry_loss(self.reward_model.forward_pairs(micro)) / len(batch)
+            loss = bradley_terry_loss(self.reward_model.forward_pairs(micro), self.config.margin) / len(batch)
             loss.backward()
             total += float(loss.detach())
             self.tokens += sum(pair.length for pair in micro)
@@ -153,7 +153,7 @@ class _Training:
 
     def _should_stop(self) -> bool:
         scores = self.reward_model.score_pairs(self.validation, self.config.micro_batch_pairs).double()
-        loss = float(bradley_terry_loss(scores)) / len(scores)
+        loss = float(bradley_terry_loss(scores, self.config.margin)) / len(scores)
         point = ValidationPoint(self.report.steps, pair_accuracy(scores), loss)
         best = self.report.best
         self.misses = 0 if point.accuracy > best.accuracy else self.misses + 1

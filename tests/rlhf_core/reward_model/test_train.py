@@ -56,12 +56,20 @@ CONFIG = RewardModelTrainingConfig(
 )
 
 
-@given(st.lists(st.tuples(st.floats(-30, 30), st.floats(-30, 30)), min_size=1, max_size=5))
-def test_the_loss_is_bradley_terrys(rows):
-    want = math.fsum(math.log1p(math.exp(-(chosen - rejected))) for chosen, rejected in rows)
-    assert float(bradley_terry_loss(torch.tensor(rows, dtype=torch.float64))) == pytest.approx(
-        want, rel=1e-9, abs=1e-12
-    )
+@given(st.lists(st.tuples(st.floats(-30, 30), st.floats(-30, 30)), min_size=1, max_size=5), st.floats(0, 5))
+def test_the_loss_is_bradley_terrys_beyond_the_margin(rows, margin):
+    scores = torch.tensor(rows, dtype=torch.float64)
+    for given_margin in (0.0, margin):
+        want = math.fsum(math.log1p(math.exp(-(chosen - rejected - given_margin))) for chosen, rejected in rows)
+        assert float(bradley_terry_loss(scores, given_margin)) == pytest.approx(want, rel=1e-9, abs=1e-12)
+    assert bradley_terry_loss(scores) == bradley_terry_loss(scores, 0.0)
+
+
+def test_training_starts_at_the_loss_of_the_margin_that_is_set(folder):
+    config = CONFIG.model_copy(update={"margin": 1.0, "epochs": 1})
+    report = train_reward_model(fresh(folder), pairs_of(40), config, seed=0)
+    assert report.training_losses[0] == pytest.approx(math.log1p(math.e), abs=1e-6)  # All scores are 0 at first.
+    assert report.history[0].loss > math.log(2)
 
 
 def test_ties_count_half():
