@@ -144,20 +144,20 @@ def check_prompts(suite: str, prompts: pd.DataFrame, rollout: RolloutConfig) -> 
 
 
 def check_pairs(suite: str, pairs: pd.DataFrame) -> TableCheck:
-    """Preference pairs: all three texts are there, chosen and rejected differ, each pair once."""
+    """Preference pairs: all three texts are there, chosen and rejected differ in words, each pair once."""
     gxe = _expectations()
     needed = ("pair_id", "domain", "prompt", "chosen", "rejected")
     if not set(needed) <= set(pairs.columns):
         return check_table(suite, pairs, [_columns_exist(needed)])
-    facts = pairs.assign(
-        is_distinct=pairs["chosen"] != pairs["rejected"], missing_fields=_missing_fields(pairs, needed)
-    )
+    is_other = pairs["chosen"].map(_bare) != pairs["rejected"].map(_bare)
+    facts = pairs.assign(differ=is_other, missing_fields=_missing_fields(pairs, needed))
     return check_table(suite, facts, [
         _nothing_missing(),
         *(gxe.ExpectColumnValueLengthsToBeBetween(column=name, min_value=1, description=f"{name} has text")
           for name in ("prompt", "chosen", "rejected")),
         gxe.ExpectColumnValuesToBeInSet(
-            column="is_distinct", value_set=[True], description="chosen and rejected differ"),
+            column="differ", value_set=[True],
+            description="chosen and rejected differ in more than white space and case"),
         gxe.ExpectColumnValuesToBeUnique(column="pair_id", description="a pair stands once in its table"),
     ])  # fmt: skip
 
@@ -221,6 +221,11 @@ def _reward_fault(is_valid: Any, exclude_reason: Any, reward_raw: Any, reward: A
         return "excluded without a reason" if pd.isna(exclude_reason) else ""
     values = {"reward_raw": reward_raw, "reward": reward}
     return ", ".join(f"{name} is {value}" for name, value in values.items() if pd.isna(value) or not np.isfinite(value))
+
+
+def _bare(text: Any) -> str:
+    """A text without white space and case."""
+    return "".join(str(text).split()).casefold()
 
 
 def _columns_exist(columns: Sequence[str]) -> Expectation:

@@ -75,11 +75,23 @@ def test_a_table_that_lacks_a_column_stops_whatever_the_policy_is(scored):
 
 def test_identical_pairs_and_long_prompts_are_found():
     pairs = pd.DataFrame({"pair_id": ["a"], "domain": ["d"], "prompt": ["p"], "chosen": ["c"], "rejected": ["c"]})
-    assert check_pairs("q", pairs).reasons == {0: ["chosen and rejected differ"]}
+    assert check_pairs("q", pairs).reasons == {0: ["chosen and rejected differ in more than white space and case"]}
     prompts = pd.DataFrame({"prompt_id": ["a"], "domain": ["d"], "prompt": ["p"], "prompt_ids": [[1] * 5]})
     assert check_prompts("p", prompts, ROLLOUT).reasons == {
         0: ["a prompt has 1 to 4 tokens (rollout.max_prompt_tokens)"]
     }
+
+
+@pytest.mark.parametrize(
+    ("rejected", "is_refused"),
+    [("Go now!", False), ("go\n  NOW.", True), ("Gonow.", True), ("Go now", False), ("Go now. ", True)],
+)
+def test_a_pair_that_differs_in_white_space_and_case_alone_teaches_nothing(rejected, is_refused):
+    pairs = pd.DataFrame(
+        {"pair_id": ["a"], "domain": ["d"], "prompt": ["p"], "chosen": ["Go now."], "rejected": [rejected]}
+    )
+    reason = "chosen and rejected differ in more than white space and case"
+    assert check_pairs("q", pairs).reasons == ({0: [reason]} if is_refused else {})
 
 
 def test_failed_rows_are_set_apart_with_their_reasons_or_stop_the_run(scored):
