@@ -27,6 +27,9 @@ class RewardConfig(StrictConfig):
 
     scorer: Literal["reward_model", "callable"] = Field(default="reward_model", description="who scores a response")
     callable: CallableScorerConfig | None = Field(default=None, description="with scorer: callable")
+    raw_clip: float | None = Field(
+        default=None, gt=0, description="raw scores are clipped to ±raw_clip before normalisation (R2); None: off"
+    )
     normalisation: Literal["batch", "running", "calibrated", "none"] = Field(default="batch", description="R1")
     clip: float = Field(default=2.0, gt=0, description="normalised rewards are clipped to ±clip (R2)")
     truncated_policy: Literal["bootstrap", "penalty", "kl_only"] = Field(default="bootstrap", description="A5")

@@ -106,9 +106,10 @@ def scored(frame: pd.DataFrame, scorer: Scorer, *, scores_truncated: bool) -> pd
     return frame.assign(reward_raw=rewards)
 
 
-def reward_statistics(rewards: NDArray[np.float64]) -> tuple[float, float]:
-    """Mean and population standard deviation of the finite rewards; NaN where there is none."""
+def reward_statistics(rewards: NDArray[np.float64], limit: float | None = None) -> tuple[float, float]:
+    """Mean and population standard deviation of the finite rewards, clipped to ±limit; NaN where there is none."""
     finite = rewards[np.isfinite(rewards)]
+    finite = finite if limit is None else finite.clip(-limit, limit)
     return (float(finite.mean()), float(finite.std())) if len(finite) else (float("nan"), float("nan"))
 
 

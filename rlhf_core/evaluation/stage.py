@@ -49,8 +49,8 @@ _CHOICES_PER_ITEM = 4
 def run_baseline(runtime: Runtime) -> EvaluationResult:
     """Measure the SFT model: abilities, then the reward, which needs the accepted reward model.
 
-    Writes `baseline/evaluation.json` and `baseline/reward_calibration.json` (mean and std of the raw reward). What
-    `run_ability_baseline` measured before is not measured again.
+    Writes `baseline/evaluation.json` and `baseline/reward_calibration.json` (mean and std of the raw reward, after
+    `reward.raw_clip`, as they will normalise). What `run_ability_baseline` measured before is not measured again.
     """
     folder = runtime.folder
     ability = run_ability_baseline(runtime)
@@ -65,7 +65,9 @@ def run_baseline(runtime: Runtime) -> EvaluationResult:
         held_out_reward_std=std,
         path=folder.baseline,
     )
-    write_json(folder.baseline / CALIBRATION, {"mean": mean, "std": std})
+    raw = read_table(reward.path / HELD_OUT)["reward_raw"].to_numpy("float64")
+    calibration = reward_statistics(raw, runtime.config.reward.raw_clip)
+    write_json(folder.baseline / CALIBRATION, dict(zip(("mean", "std"), calibration, strict=True)))
     write_json(folder.baseline / EVALUATION, result.model_dump(mode="json"))
     return result
 

@@ -19,7 +19,7 @@ PERCENTILES = (5, 25, 50, 75, 95)
 
 @dataclass(frozen=True)
 class SequenceRewards:
-    """One entry per response; `rewards` are NaN where `valid` is False."""
+    """One entry per response; `rewards` are NaN where `valid` is False; `raw` are as the scorer gave them."""
 
     raw: list[float]
     rewards: list[float]
@@ -49,6 +49,8 @@ def sequence_rewards(
     mean of the batch's raw scores, and of the normalised ones before they are clipped: 0 with `batch`, and 0 where the
     whole batch is such. With `kl_only` a cut response has reward 0 and no part in statistics.
 
+    The metrics `reward/raw_…` and all statistics are of the scores after `raw_clip`.
+
     Args:
         scores: raw scores; what stands where `should_score` says no is not read.
         endings: `natural`, `early` or `truncated`.
@@ -67,7 +69,11 @@ def sequence_rewards(
     valid = ~is_invalid & ~is_lost
     counts = valid & is_scored & ~is_without_reward
 
-    normalised = normalise_scores(raw, counts, mode=config.normalisation, calibration=calibration, running=running)
+    clipped, raw_clipped_fraction = raw, 0.0
+    if config.raw_clip is not None:
+        clipped, _ = clip_scores(raw, config.raw_clip)
+        _, raw_clipped_fraction = clip_scores(raw[counts], config.raw_clip)
+    normalised = normalise_scores(clipped, counts, mode=config.normalisation, calibration=calibration, running=running)
     rewards = torch.zeros_like(raw)
     rewards[counts], clipped_fraction = clip_scores(normalised.values[counts], config.clip)
     mean, _ = clip_scores(torch.tensor([_mean(normalised.values[counts])], dtype=torch.float64), config.clip)
@@ -77,9 +83,10 @@ def sequence_rewards(
         early_penalty=config.penalties.early_end,
         truncation_penalty=config.penalties.truncation if config.truncated_policy == "penalty" else 0.0,
     )
-    raw = torch.where(is_scored, raw, _mean(raw[counts]))
+    raw = torch.where(is_scored, raw, _mean(clipped[counts]))
     metrics = {
-        **_raw_metrics(raw[counts]),
+        **_raw_metrics(clipped[counts]),
+        "reward/raw_clipped_fraction": raw_clipped_fraction,
         "reward/clipped_fraction": clipped_fraction,
         "reward/excluded_count": float((~valid).sum()),
         "reward/zero_std_fraction": normalised.zero_std_fraction,

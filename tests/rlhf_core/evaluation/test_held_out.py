@@ -69,6 +69,11 @@ def test_a_missing_score_is_nan_and_stays_out_of_the_statistics():
     assert all(math.isnan(value) for value in reward_statistics(np.array([math.nan, math.inf])))
 
 
+def test_a_limit_clips_the_finite_rewards_of_the_statistics():
+    rewards = np.array([-9.0, 1.0, 9.0, math.inf, math.nan])
+    assert reward_statistics(rewards, 3.0) == reward_statistics(np.array([-3.0, 1.0, 3.0]))
+
+
 def test_case_A5_a_cut_response_is_not_scored_unless_told_to():
     class Scorer:
         def score(self, rows):

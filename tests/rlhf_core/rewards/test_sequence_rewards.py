@@ -105,6 +105,18 @@ def test_kl_only_drops_the_reward_of_a_cut_text_and_keeps_its_score_on_record():
     assert found.rewards[::2] == sequence_rewards([1.0, 3.0], [N, N], config).rewards
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_raw_scores_are_clipped_before_they_are_normalised_and_kept_as_given(mode):
+    scores, endings = [1.0, -90.0, 4.0, 2.0, math.inf, math.nan], [N, N, N, N, N, T]
+    found = in_mode(mode, scores, endings, raw_clip=3.0)
+    want = in_mode(mode, [1.0, -3.0, 3.0, 2.0, math.inf, math.nan], endings)
+    assert found.rewards[:4] + found.rewards[5:] == want.rewards[:4] + want.rewards[5:]
+    assert found.valid == [True] * 4 + [False, True]  # An infinite score is lost, not clipped.
+    assert found.raw[:4] == scores[:4]
+    assert found.metrics == {**want.metrics, "reward/raw_clipped_fraction": 0.5}
+    assert running_stats([found.metrics]).mean == pytest.approx(0.75)
+
+
 def test_case_N04_equal_scores_give_zero_and_say_so():
     found = sequence_rewards([0.7] * 5, [N] * 5, RewardConfig())
     assert found.rewards == [0.0] * 5
