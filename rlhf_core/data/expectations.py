@@ -155,8 +155,7 @@ def check_pairs(suite: str, pairs: pd.DataFrame) -> TableCheck:
         _nothing_missing(),
         *(gxe.ExpectColumnValueLengthsToBeBetween(column=name, min_value=1, description=f"{name} has text")
           for name in ("prompt", "chosen", "rejected")),
-        gxe.ExpectColumnValuesToBeInSet(
-            column="differ", value_set=[True],
+        gxe.ExpectColumnValuesToBeInSet(column="differ", value_set=[True],
             description="chosen and rejected differ in more than white space and case"),
         gxe.ExpectColumnValuesToBeUnique(column="pair_id", description="a pair stands once in its table"),
     ])  # fmt: skip
