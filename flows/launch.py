@@ -6,7 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import httpx
+
+from flows.console import say_errors_once
 from flows.server import ensure_server, using
+from rlhf_core.errors import ServerError
 
 if TYPE_CHECKING:
     from tasks.run import RunOutcome
@@ -23,12 +27,20 @@ def launch(
     """Run `post-training` here and now; its arguments are the flow's.
 
     Raises:
-        ServerError: the configured Prefect server does not answer; nothing has been started.
+        ServerError: the configured Prefect server does not answer, and nothing has been started; or it stops to.
         RlhfError: whatever ended the run.
     """
     os.environ.setdefault("DO_NOT_TRACK", "1")
     server = ensure_server(echo)
     from flows.post_training import post_training  # after the server's check: it imports the whole stack
 
-    with using(server):
-        return post_training(config=config, run_name=run_name, overrides=list(overrides), resume=resume)
+    say_errors_once()
+    try:
+        with using(server):
+            return post_training(config=config, run_name=run_name, overrides=list(overrides), resume=resume)
+    except httpx.TransportError as error:
+        raise ServerError(
+            f"the Prefect server at {server.api_url} stopped answering while the run went on "
+            f"({type(error).__name__}: {error}). "
+            "See that it runs, then go on with `rlhf resume`; nothing saved is lost."
+        ) from error

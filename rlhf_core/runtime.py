@@ -10,6 +10,7 @@ import gc
 import json
 import logging
 import platform
+import shutil
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ from rlhf_core import __version__
 from rlhf_core.config.load import config_hash, dump_config
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.refs import CheckpointRef
-from rlhf_core.data.store import RunFolder, disk_errors, write_bytes, write_json
+from rlhf_core.data.store import MANIFEST, RunFolder, disk_errors, write_bytes, write_json
 from rlhf_core.engines.protocols import RolloutEngine, Scorer, WorkerGroup
 from rlhf_core.engines.transformers_rollout import TransformersRollout
 from rlhf_core.errors import ConfigError, RunFolderError
@@ -46,6 +47,7 @@ from rlhf_core.seeding import seed_everything
 from rlhf_core.workers.inline import InlineWorkers
 
 logger = logging.getLogger(__name__)
+_SFT_CHECKPOINT = "step-000000"
 _PACKAGES = ("torch", "transformers", "prefect", "great-expectations", "lm-eval", "pandas", "numpy")
 
 
@@ -166,11 +168,20 @@ _open: dict[Path, Runtime] = {}
 def prepare_run(config: RunConfig, *, resume: bool) -> RunFolder:
     """Create the run's folder and keep the resolved configuration in it, or check that it is the same run.
 
+    A run that failed before its first result, as one does whose input is wrong, gives its name to the next try.
+
     Raises:
-        RunFolderError: the name is in use and `resume` is false, there is nothing to resume, or the disk refuses.
-        ConfigError: the folder holds a run with other settings.
+        RunFolderError: the name is in use and `resume` is false, the folder holds a run with other settings, or the
+            disk refuses.
+        RunLocked: another process is at work on the run.
     """
     folder = RunFolder(config.folder.absolute())
+    if folder.config.exists() and not resume and not _has_results(folder):
+        lock = acquire_lock(folder)
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)  # the SFT model's copy, maybe of another one
+        _write_settings(folder, config)
+        lock.release()
+        return folder
     if folder.config.exists():
         _require_same(folder, config)
         if not resume:
@@ -179,14 +190,13 @@ def prepare_run(config: RunConfig, *, resume: bool) -> RunFolder:
                 "or choose another name with --name."
             )
         return folder
-    if folder.path.exists() and any(path.name != "lock" for path in folder.path.iterdir()):
+    if folder.path.exists() and not all(_is_of_a_start(path) for path in folder.path.iterdir()):
         raise RunFolderError(
             f"{folder.path} exists and is no run (it has no config.yaml). Choose another name or home."
         )
     with disk_errors(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
-    write_json(folder.manifest, _versions(config))
-    write_bytes(folder.config, dump_config(config).encode())
+    _write_settings(folder, config)
     return folder
 
 
@@ -219,6 +229,23 @@ def close_runtime(path: Path) -> None:
     runtime = _open.pop(path.absolute(), None)
     if runtime is not None:
         runtime.close()
+
+
+def _has_results(folder: RunFolder) -> bool:
+    """Whether a run got beyond the preparation of its data: a baseline, a reward model, or an update of the policy."""
+    results = (path for place in (folder.baseline, folder.reward_model) for path in place.rglob(MANIFEST))
+    updates = (path for path in folder.checkpoints.glob("step-*") if path.name != _SFT_CHECKPOINT)
+    return any(results) or any(updates)
+
+
+def _is_of_a_start(path: Path) -> bool:
+    """Whether a file in a folder without config.yaml is what a start leaves that the disk or a kill cut short."""
+    return path.name in ("lock", "manifest.json") or path.name.endswith(".partial")
+
+
+def _write_settings(folder: RunFolder, config: RunConfig) -> None:
+    write_json(folder.manifest, _versions(config))
+    write_bytes(folder.config, dump_config(config).encode())
 
 
 def _require_same(folder: RunFolder, config: RunConfig) -> None:

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from safetensors import SafetensorError
 
 from rlhf_core import __version__
 from rlhf_core.data.refs import StageRef
@@ -58,7 +60,7 @@ def disk_errors(path: Path) -> Generator[None]:
     """Turn the system's refusals to write into one error that says what to do."""
     try:
         yield
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         advice = {
             errno.ENOSPC: "the disk is full. Free some space, or set `home` to another disk",
             errno.EDQUOT: "the disk quota is used up. Free some space, or set `home` to another disk",
@@ -67,10 +69,21 @@ def disk_errors(path: Path) -> Generator[None]:
             errno.EPERM: "writing is not permitted. Set `home` to a folder that you may write",
             errno.ENOTDIR: "a part of the path is a file. Set `home` to a folder",
             errno.EEXIST: "a file is in the way. Set `home` to a folder",
-        }.get(error.errno or 0)
+        }.get(_error_number(error))
         if advice is None:
             raise
-        raise RunFolderError(f"cannot write {path}: {advice}; then resume the run, nothing saved is lost.") from error
+        raise RunFolderError(
+            f"cannot write {path}: {advice}; then `rlhf resume` the run, or run it again if it had not begun. "
+            "Nothing saved is lost."
+        ) from error
+
+
+def _error_number(error: OSError | SafetensorError) -> int:
+    """The system's number of an error; safetensors tells it in the text alone."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else 0
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -50,11 +50,12 @@ def acquire_lock(folder: RunFolder) -> RunLock:
             "Wait until it ends, or stop that process; or give this run another name (--name)."
         ) from error
     epoch = int(_read_owner(folder).get("epoch", 0)) + 1
-    file.seek(0)
-    file.truncate()
-    file.write(json.dumps({"epoch": epoch, "pid": os.getpid(), "host": socket.gethostname()}))
-    file.flush()
-    os.fsync(file.fileno())
+    with disk_errors(folder.lock):
+        file.seek(0)
+        file.truncate()
+        file.write(json.dumps({"epoch": epoch, "pid": os.getpid(), "host": socket.gethostname()}))
+        file.flush()
+        os.fsync(file.fileno())
     return RunLock(folder, file, epoch)
 
 

@@ -14,6 +14,7 @@ from rlhf_core.data.prepared import PAIRS_HELD_OUT, PAIRS_TRAIN, preference_pair
 from rlhf_core.data.refs import RewardModelResult
 from rlhf_core.data.store import (
     StageKey,
+    disk_errors,
     file_sha256,
     finish_stage,
     finished_stage,
@@ -145,8 +146,9 @@ def _validated(runtime: Runtime, path: str, model_key: StageKey) -> dict[str, An
     facts = {**validation.as_dict(), "failures": list(gate_failures(validation, gate)), "key": key.sha256, "path": path}
     columns = ["pair_id", "domain", "chosen_score", "rejected_score", "chosen_length", "rejected_length"]
     lengths = {f"{side}_length": scored[side].str.len() for side in ("chosen", "rejected")}
-    folder.reward_model.mkdir(parents=True, exist_ok=True)
-    scored.assign(**lengths)[columns].to_parquet(folder.reward_model / VALIDATION_PAIRS, index=False)
+    with disk_errors(folder.reward_model):
+        folder.reward_model.mkdir(parents=True, exist_ok=True)
+        scored.assign(**lengths)[columns].to_parquet(folder.reward_model / VALIDATION_PAIRS, index=False)
     write_json(file, facts)
     record_event(
         folder,

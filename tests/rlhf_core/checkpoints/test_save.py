@@ -88,7 +88,8 @@ def test_a_run_that_was_taken_over_saves_nothing_more(runtime):
 
 
 def test_a_name_in_use_and_other_settings_are_refused(world, tmp_path):
-    prepare_run(tiny_config(world, tmp_path), resume=False)
+    folder = prepare_run(tiny_config(world, tmp_path), resume=False)
+    (folder.checkpoints / "step-000001").mkdir(parents=True)
     with pytest.raises(RunFolderError, match=r"already holds a run.*rlhf resume"):
         prepare_run(tiny_config(world, tmp_path), resume=False)
     with pytest.raises(RunFolderError, match=r"other settings.*seed"):

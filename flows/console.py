@@ -1,0 +1,37 @@
+"""What a person at the terminal sees of a run that fails: the error once, from the command line, and no traceback.
+
+The Prefect UI keeps every line, tracebacks included.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from prefect.logging.handlers import PrefectConsoleHandler
+
+from rlhf_core.errors import RlhfError
+
+_REPEATS = {
+    "prefect.flow_runs": "Finished in state Failed(",
+    "prefect.task_runs": "Finished in state Failed(",
+    "rlhf_core.data.events": "failure: ",
+}
+"""Logger → how its lines begin that say again what the raised error says."""
+
+
+def say_errors_once() -> None:
+    """Keep lines about an expected error off the terminal, unless RLHF_DEBUG is set. Doing it twice changes nothing."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, PrefectConsoleHandler):
+            handler.addFilter(is_said_here)
+
+
+def is_said_here(record: logging.LogRecord) -> bool:
+    """Whether a log line belongs on the terminal."""
+    if os.environ.get("RLHF_DEBUG"):
+        return True
+    if record.exc_info and isinstance(record.exc_info[1], RlhfError):
+        return False
+    start = _REPEATS.get(record.name)
+    return start is None or not record.getMessage().startswith(start)
