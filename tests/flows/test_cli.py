@@ -80,6 +80,7 @@ def test_wrong_input_is_one_message_and_the_corrected_run_may_have_the_same_name
     assert load_config(tmp_path / "runs" / "tiny" / "config.yaml") == corrected
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_what_it_lacked_is_put_right(rlhf, world, tmp_path):
     shutil.copytree(world.data, tmp_path / "data")
     prompts = tmp_path / "data" / "prompts.jsonl"
@@ -144,6 +145,7 @@ def disk(tmp_path) -> Generator[Callable[[str], Path]]:
         subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["4k", "700k"])
 def test_a_full_disk_ends_the_run_and_with_space_it_goes_on(size, rlhf, world, tmp_path, disk):
     """4 KiB: not even the settings fit; 700 KiB: a checkpoint does not, and its writer has errors of its own."""
@@ -173,6 +175,7 @@ def test_a_read_only_disk_is_refused(rlhf, world, tmp_path, disk):
         assert "the file system is read-only. Set `home` to a folder that can be written" in err
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_between_two_files_loses_nothing(rlhf, world, tmp_path, monkeypatch):
     config = write_config(tmp_path, settings(world, tmp_path / "runs", rounds=1))
     calls, fsync = [0], os.fsync

@@ -1,0 +1,107 @@
+"""A run that is killed in the middle of an update's iteration comes home with the numbers of one that was not."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from examples.without_prefect import run as run_without_prefect
+from rlhf_core.data.store import RunFolder, file_sha256
+from tests.e2e.conftest import RLHF, ROOT
+from tests.flows.tiny_run import settings, write_config
+from tests.tiny_model import make_tiny_world
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_run_is_resumed_to_the_same_numbers(own_server, tmp_path):
+    world = make_tiny_world(tmp_path / "world")
+    home = tmp_path / "runs"
+    config = write_config(tmp_path, settings(world, home, rounds=2, iterations_per_round=2))
+    folder = RunFolder(home / "tiny")
+
+    kill_in_the_middle(own_server, config, folder)
+    assert (folder.metrics / "metrics.jsonl").read_text().count("\n") == 1
+    assert "iteration 2: rollouts done" in rlhf(own_server, "status", folder.path).stdout
+    rlhf(own_server, "report", folder.path)
+
+    resumed = rlhf(own_server, "resume", folder.path)
+    assert f"best policy: {folder.best}" in resumed.stdout
+    assert "finished" in rlhf(own_server, "status", folder.path).stdout
+    uninterrupted = RunFolder(tmp_path / "alone" / "tiny")
+    run_without_prefect(str(config), [f"home={uninterrupted.path.parent}"])
+    numbers = (folder.metrics / "metrics.jsonl").read_bytes()
+    assert numbers.count(b"\n") == 4
+    assert numbers == (uninterrupted.metrics / "metrics.jsonl").read_bytes()
+    weights = "step-000004/policy/model.safetensors"
+    assert file_sha256(folder.checkpoints / weights) == file_sha256(uninterrupted.checkpoints / weights)
+
+    before = results(folder)
+    rlhf(own_server, "resume", folder.path)
+    assert results(folder) == before
+    assert not processes_that_name(home)
+
+
+def kill_in_the_middle(environment: dict[str, str], config: Path, folder: RunFolder) -> None:
+    """Start the run and kill it without warning when iteration 2 has its rollouts and nothing more."""
+    log = config.with_suffix(".log")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*RLHF, "run", str(config)],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    deadline = time.monotonic() + 240
+    while not (folder.iteration(2) / "rollouts").exists():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.005)
+    process.kill()
+    process.wait(30)
+    assert not (folder.checkpoints / "step-000002").exists(), "killed too late to show anything"
+
+
+def rlhf(environment: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
+    """A command that must succeed."""
+    done = subprocess.run(
+        [*RLHF, *map(str, arguments)],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def results(folder: RunFolder) -> dict[str, str]:
+    """Every file of the run by its hash; those with a clock in them are left out."""
+    clocks = ("lock", "report.html", "timing.jsonl")
+    return {
+        str(path.relative_to(folder.path)): file_sha256(path)
+        for path in sorted(folder.path.rglob("*"))
+        if path.is_file() and path.name not in clocks and "tensorboard" not in path.parts
+    }
+
+
+def processes_that_name(path: Path) -> list[str]:
+    """Command lines of living processes in which the path stands."""
+    found: list[str] = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # it has ended meanwhile
+            continue
+        if str(path) in line:
+            found.append(line)
+    return found
