@@ -142,7 +142,7 @@ def disk(tmp_path) -> Generator[Callable[[str], Path]]:
 
     yield mount
     if os.path.ismount(place):
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", "--lazy", str(place)], check=True)  # loaded weights may still be mapped
 
 
 @pytest.mark.slow
