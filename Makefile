@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[gguf]" --group dev
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable ".[gguf]" --group dev
 	@touch $(STAMP)
 
 quickstart: $(STAMP) ## the whole pipeline on a small synthetic world, in minutes

@@ -57,7 +57,7 @@ def control_figure(run: RunRecord) -> go.Figure | None:
         limit(figure, run.config.kl.target_nats, "target", row=2)
         highest = max(finite_of(frame, "experience/kl_exact_nats"), default=0.0)
         if highest > 0.4 * run.config.decisions.kl_limit_nats:
-            limit(figure, run.config.decisions.kl_limit_nats, "limit: the run stops", row=2)
+            limit(figure, run.config.decisions.kl_limit_nats, "limit: rolls back", row=2)
     if "control/kl_coef" in frame:
         line(figure, x, values_of(frame, "control/kl_coef"), name="β", row=3)
         figure.update_traces(line_shape="hv", selector={"name": "β"})

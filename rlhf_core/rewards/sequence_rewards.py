@@ -47,9 +47,7 @@ def sequence_rewards(
 
     A NaN or infinite score excludes its response alone (N03). A response that was not scored by policy gets the
     mean of the batch's raw scores, and of the normalised ones before they are clipped: 0 with `batch`, and 0 where the
-    whole batch is such. With `kl_only` a cut response has reward 0 and no part in statistics.
-
-    The metrics `reward/raw_…` and all statistics are of the scores after `raw_clip`.
+    whole batch is such. With `kl_only` a cut response has reward 0 and no part in statistics; these are after `raw_clip`.
 
     Args:
         scores: raw scores; what stands where `should_score` says no is not read.
@@ -62,28 +60,20 @@ def sequence_rewards(
         ConfigError: `calibrated` without a usable calibration.
     """
     raw = torch.tensor([float(score) for score in scores], dtype=torch.float64)
-    is_scored = _flags(should_score(ending, config) for ending in endings)
-    is_invalid = _flags(ending == "early" and config.early_policy == "invalid" for ending in endings)
-    is_without_reward = _flags(ending == "truncated" and config.truncated_policy == "kl_only" for ending in endings)
-    is_lost = is_scored & ~torch.isfinite(raw)
-    valid = ~is_invalid & ~is_lost
-    counts = valid & is_scored & ~is_without_reward
-
-    clipped, raw_clipped_fraction = raw, 0.0
-    if config.raw_clip is not None:
-        clipped, _ = clip_scores(raw, config.raw_clip)
-        _, raw_clipped_fraction = clip_scores(raw[counts], config.raw_clip)
+    parts = _parts(raw, endings, config)
+    valid, counts = parts.valid, parts.counts
+    clipped, raw_clipped_fraction = _raw_clip(raw, counts, config.raw_clip)
     normalised = normalise_scores(clipped, counts, mode=config.normalisation, calibration=calibration, running=running)
     rewards = torch.zeros_like(raw)
     rewards[counts], clipped_fraction = clip_scores(normalised.values[counts], config.clip)
     mean, _ = clip_scores(torch.tensor([_mean(normalised.values[counts])], dtype=torch.float64), config.clip)
-    rewards[valid & ~is_scored & ~is_without_reward] = mean
+    rewards[parts.takes_mean] = mean
     rewards += ending_penalties(
         endings,
         early_penalty=config.penalties.early_end,
         truncation_penalty=config.penalties.truncation if config.truncated_policy == "penalty" else 0.0,
     )
-    raw = torch.where(is_scored, raw, _mean(clipped[counts]))
+    raw = torch.where(parts.is_scored, raw, _mean(clipped[counts]))
     metrics = {
         **_raw_metrics(clipped[counts]),
         "reward/raw_clipped_fraction": raw_clipped_fraction,
@@ -97,9 +87,35 @@ def sequence_rewards(
         raw=raw.tolist(),
         rewards=torch.where(valid, rewards, torch.nan).tolist(),
         valid=valid.tolist(),
-        exclude_reasons=_reasons(raw, is_invalid, is_lost),
+        exclude_reasons=_reasons(raw, parts),
         metrics=metrics,
     )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Which part each response has; all `[batch]`."""
+
+    is_scored: Tensor
+    is_invalid: Tensor
+    is_lost: Tensor
+    """Scored, but the score is no number."""
+    counts: Tensor
+    """Its score enters the statistics."""
+    takes_mean: Tensor
+
+    @property
+    def valid(self) -> Tensor:
+        return ~self.is_invalid & ~self.is_lost
+
+
+def _parts(raw: Tensor, endings: Sequence[str], config: RewardConfig) -> _Parts:
+    is_scored = _flags(should_score(ending, config) for ending in endings)
+    is_invalid = _flags(ending == "early" and config.early_policy == "invalid" for ending in endings)
+    has_reward = _flags(ending != "truncated" or config.truncated_policy != "kl_only" for ending in endings)
+    is_lost = is_scored & ~torch.isfinite(raw)
+    judged = ~is_invalid & ~is_lost & has_reward
+    return _Parts(is_scored, is_invalid, is_lost, counts=judged & is_scored, takes_mean=judged & ~is_scored)
 
 
 def running_stats(metrics: Sequence[dict[str, float]]) -> RunningStats:
@@ -110,6 +126,13 @@ def running_stats(metrics: Sequence[dict[str, float]]) -> RunningStats:
         if count:
             stats = stats.merged(RunningStats(count, batch["reward/raw_mean"], count * batch["reward/raw_std"] ** 2))
     return stats
+
+
+def _raw_clip(raw: Tensor, counts: Tensor, limit: float | None) -> tuple[Tensor, float]:
+    """The scores within ±limit, and the share that was not, of those that count."""
+    if limit is None:
+        return raw, 0.0
+    return clip_scores(raw, limit)[0], clip_scores(raw[counts], limit)[1]
 
 
 def _flags(values: Iterable[bool]) -> Tensor:
@@ -134,9 +157,9 @@ def _raw_metrics(raw: Tensor) -> dict[str, float]:
     }
 
 
-def _reasons(raw: Tensor, is_invalid: Tensor, is_lost: Tensor) -> list[str | None]:
+def _reasons(raw: Tensor, parts: _Parts) -> list[str | None]:
     reasons: list[str | None] = []
-    for value, invalid, lost in zip(raw.tolist(), is_invalid.tolist(), is_lost.tolist(), strict=True):
+    for value, invalid, lost in zip(raw.tolist(), parts.is_invalid.tolist(), parts.is_lost.tolist(), strict=True):
         if lost:
             reasons.append("score is NaN" if np.isnan(value) else "score is infinite")
         else:
