@@ -47,7 +47,7 @@ def sequence_rewards(
 
     A NaN or infinite score excludes its response alone (N03). A response that was not scored by policy gets the
     mean of the batch's raw scores, and of the normalised ones before they are clipped: 0 with `batch`, and 0 where the
-    whole batch is such. With `kl_only` a cut response has reward 0 and no part in statistics; these are after `raw_clip`.
+    whole batch is such. With `kl_only` a cut response has reward 0 and no part in statistics, taken after `raw_clip`.
 
     Args:
         scores: raw scores; what stands where `should_score` says no is not read.
