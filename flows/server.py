@@ -103,7 +103,13 @@ def _local_server(echo: Echo) -> ServerHandle:
 def _start_server() -> ServerHandle:
     port = _free_port()
     log = _home() / LOG_FILE
-    quiet = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+    address = f"http://127.0.0.1:{port}"
+    # The UI's own default is port 4200, whatever port the server listens on.
+    settings = {
+        "PREFECT_SERVER_UI_API_URL": f"{address}/api",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -111,10 +117,9 @@ def _start_server() -> ServerHandle:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=os.environ | quiet,
+            env=os.environ | settings,
             start_new_session=True,
         )
-    address = f"http://127.0.0.1:{port}"
     server = ServerHandle(api_url=f"{address}/api", ui_url=address, pid=process.pid)
     deadline = time.monotonic() + START_SECONDS
     while (fault := _answers(server.api_url)) is not None:

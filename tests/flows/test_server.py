@@ -41,15 +41,18 @@ def test_a_local_server_is_started_once_reused_and_stopped(tmp_path):
     environment |= {"PREFECT_HOME": str(tmp_path), "PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml")}
     script = (
         "from flows.server import ensure_server, stop_server\n"
+        "import httpx\n"
         "first, second = ensure_server(), ensure_server()\n"
-        "print('SAME', first == second, first.api_url, stop_server(), stop_server())\n"
+        "asks = httpx.get(first.ui_url + '/ui-settings').json()['api_url']\n"
+        "print('SAME', first == second, first.api_url, asks, stop_server(), stop_server())\n"
     )
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     verdict = done.stdout.splitlines()[-1].split()
     assert verdict[:2] == ["SAME", "True"]
     assert verdict[2].startswith("http://127.0.0.1:")
-    assert verdict[3:] == ["True", "False"]
+    assert verdict[3] == verdict[2], "the page asks another server than the one that serves it"
+    assert verdict[4:] == ["True", "False"]
     assert "rlhf server stop" in done.stdout
 
 
