@@ -21,7 +21,7 @@ from tasks.report import record_failure, report_failure
 from tasks.run import Run
 
 
-@task(cache_policy=NO_CACHE)
+@task(task_run_name="read-config", cache_policy=NO_CACHE)
 def read_config(config: str, run_name: str | None, overrides: Sequence[str]) -> RunConfig:
     """Load a configuration; its `home` comes back absolute, and a deployment's run that was given
     no name gets one of its own, which a second attempt of the same flow run finds again.
@@ -41,7 +41,7 @@ def read_config(config: str, run_name: str | None, overrides: Sequence[str]) -> 
     return settings
 
 
-@task(cache_policy=NO_CACHE)
+@task(task_run_name="quickstart-world", cache_policy=NO_CACHE)
 def prepare_quickstart_world(settings: RunConfig) -> RunConfig:
     """Where the settings name the quickstart's world, make it (once; it is cached) and put its paths in."""
     if not needs_quickstart_world(settings):
@@ -52,7 +52,7 @@ def prepare_quickstart_world(settings: RunConfig) -> RunConfig:
     return resolve(settings)
 
 
-@task(cache_policy=NO_CACHE)
+@task(task_run_name="open-run", cache_policy=NO_CACHE)
 def open_run(settings: RunConfig, resume: bool) -> Run:
     """Prepare the run's folder and take its lock. A flow run that is run again goes on with its own run folder.
 
