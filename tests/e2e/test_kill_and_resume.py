@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -25,12 +26,13 @@ def test_a_killed_run_is_resumed_to_the_same_numbers(own_server, tmp_path):
 
     kill_in_the_middle(own_server, config, folder)
     assert (folder.metrics / "metrics.jsonl").read_text().count("\n") == 1
-    assert "iteration 2: rollouts done" in rlhf(own_server, "status", folder.path).stdout
+    # How far it came between the look and the kill is the machine's affair.
+    assert re.search(r"iteration 2: (rollouts|scored|validated|experience) done", status(own_server, folder))
     rlhf(own_server, "report", folder.path)
 
     resumed = rlhf(own_server, "resume", folder.path)
     assert f"best policy: {folder.best}" in resumed.stdout
-    assert "finished" in rlhf(own_server, "status", folder.path).stdout
+    assert "finished" in status(own_server, folder)
     uninterrupted = RunFolder(tmp_path / "alone" / "tiny")
     run_without_prefect(str(config), [f"home={uninterrupted.path.parent}"])
     numbers = (folder.metrics / "metrics.jsonl").read_bytes()
@@ -82,6 +84,11 @@ def rlhf(environment: dict[str, str], *arguments: object) -> subprocess.Complete
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return done
+
+
+def status(environment: dict[str, str], folder: RunFolder) -> str:
+    """What `rlhf status` says of the run."""
+    return rlhf(environment, "status", folder.path).stdout
 
 
 def results(folder: RunFolder) -> dict[str, str]:
