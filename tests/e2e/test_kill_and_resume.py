@@ -12,7 +12,7 @@ import pytest
 from examples.without_prefect import run as run_without_prefect
 from rlhf_core.data.store import RunFolder, file_sha256
 from tests.e2e.conftest import RLHF, ROOT
-from tests.flows.tiny_run import settings, write_config
+from tests.flows.tiny_run import require_same_numbers, settings, write_config
 from tests.tiny_model import make_tiny_world
 
 
@@ -35,9 +35,7 @@ def test_a_killed_run_is_resumed_to_the_same_numbers(own_server, tmp_path):
     assert "finished" in status(own_server, folder)
     uninterrupted = RunFolder(tmp_path / "alone" / "tiny")
     run_without_prefect(str(config), [f"home={uninterrupted.path.parent}"])
-    numbers = (folder.metrics / "metrics.jsonl").read_bytes()
-    assert numbers.count(b"\n") == 4
-    assert numbers == (uninterrupted.metrics / "metrics.jsonl").read_bytes()
+    require_same_numbers(folder.path, uninterrupted.path, iterations=4)
     weights = "step-000004/policy/model.safetensors"
     assert file_sha256(folder.checkpoints / weights) == file_sha256(uninterrupted.checkpoints / weights)
 

@@ -34,7 +34,7 @@ def settings(world: TinyWorld, home: Path, **sections: Any) -> dict[str, Any]:
             "ptx_held_out_documents": 4,
         },
         "model": {"policy": str(world.model)},
-        "compute": {"device": "cpu"},
+        "compute": {"device": "cpu", "threads": 1},
         "rollout": {"prompts_per_iteration": 8, "max_new_tokens": 8, "min_response_tokens": 1},
         "reward": {"scorer": "callable", "callable": {"path": "tests.flows.tiny_run:prefer_short"}},
         "ppo": {
@@ -49,6 +49,20 @@ def settings(world: TinyWorld, home: Path, **sections: Any) -> dict[str, Any]:
         "recovery": {"retries": 2, "delays_seconds": [0.1]},
     }
     return base | sections
+
+
+def require_same_numbers(one: Path, other: Path, *, iterations: int) -> None:
+    """Two runs' metrics are equal to the bit, but for the rounding noise that one of them measures.
+
+    `engine_mismatch_nats` is the difference of two float32 computations of the same log-probs, some 1e-7 nats. Its last
+    bits follow the memory's alignment, which no two processes share; everything that is learned from does not.
+    """
+    noise = "experience/engine_mismatch_nats"
+    left, right = metrics_rows(one), metrics_rows(other)
+    assert len(left) == len(right) == iterations
+    for mine, theirs in zip(left, right, strict=True):
+        assert abs(mine.pop(noise) - theirs.pop(noise)) < 1e-6
+        assert mine == theirs
 
 
 def write_config(folder: Path, content: dict[str, Any]) -> Path:
