@@ -13,6 +13,9 @@ class ModelConfig(StrictConfig):
     """The policy's start (SFT model); reference and critic come from it."""
 
     policy: str = Field(min_length=1, description="folder or hub name of the SFT model")
+    start: Literal["sft", "base"] = Field(
+        default="sft", description="what the policy starts from; a base model gets no loss-level KL by default (P4)"
+    )
     revision: str | None = Field(default=None, description="hub revision")
     critic_init: Literal["policy", "reward_model"] = Field(
         default="policy", description="body that the critic starts from (A6)"

@@ -14,6 +14,7 @@ class PenaltyConfig(StrictConfig):
 
     early_end: float = Field(default=-2.0, le=0, description="added where EOS comes before min_response_tokens")
     truncation: float = Field(default=-1.0, le=0, description="added where truncated_policy is `penalty`")
+    unsafe: float = Field(default=-10.0, le=0, description="added where a response matches unsafe_patterns")
 
 
 class CallableScorerConfig(StrictConfig):
@@ -30,7 +31,15 @@ class RewardConfig(StrictConfig):
     raw_clip: float | None = Field(
         default=None, gt=0, description="raw scores are clipped to ±raw_clip before normalisation (R2); None: off"
     )
-    normalisation: Literal["batch", "running", "calibrated", "none"] = Field(default="batch", description="R1")
+    normalisation: Literal["batch", "running", "calibrated", "group", "none"] = Field(
+        default="batch", description="R1; group: over the responses to the same prompt"
+    )
+    adaptive_temperature: bool = Field(
+        default=False, description="divide scores by their batch's spread, kept within [0.1, 1], before normalising (R4)"
+    )
+    unsafe_patterns: tuple[str, ...] = Field(
+        default=(), description="regular expressions; a response that matches one gets penalties.unsafe (R5)"
+    )
     clip: float = Field(default=2.0, gt=0, description="normalised rewards are clipped to ±clip (R2)")
     truncated_policy: Literal["bootstrap", "penalty", "kl_only"] = Field(default="bootstrap", description="A5")
     early_policy: Literal["penalty", "invalid"] = Field(default="penalty", description="A5")

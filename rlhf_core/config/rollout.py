@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import StrictConfig
+from rlhf_core.config.schedules import StepSchedule, size_at
 
 
 class RejectionConfig(StrictConfig):
@@ -29,7 +30,13 @@ class RolloutConfig(StrictConfig):
 
     engine: Literal["transformers"] = Field(default="transformers", description="generation engine")
     prompts_per_iteration: int = Field(default=32, ge=1, description="prompts drawn for one iteration")
-    samples_per_prompt: int = Field(default=1, ge=1, description="responses per prompt")
+    prompts_schedule: StepSchedule = Field(
+        default=(), description="[first iteration, prompts_per_iteration from there on], rising (P8)"
+    )
+    samples_per_prompt: int = Field(default=1, ge=1, description="responses per prompt: the group's size")
+    samples_schedule: StepSchedule = Field(
+        default=(), description="[first iteration, samples_per_prompt from there on], rising (P9)"
+    )
     max_prompt_tokens: int = Field(default=256, ge=1, description="longer prompts are reported and left out")
     max_new_tokens: int = Field(default=64, ge=1, description="length limit of a response")
     temperature: float = Field(default=1.0, gt=0, description="sampling temperature; log-probs use the same (K01)")
@@ -40,9 +47,16 @@ class RolloutConfig(StrictConfig):
     )
     rejection: RejectionConfig = Field(default_factory=RejectionConfig)
 
-    @property
-    def rollouts_per_iteration(self) -> int:
-        return self.prompts_per_iteration * self.samples_per_prompt
+    def prompts_in(self, iteration: int) -> int:
+        """Prompts drawn for that iteration (from 1)."""
+        return size_at(self.prompts_schedule, iteration, default=self.prompts_per_iteration)
+
+    def samples_in(self, iteration: int) -> int:
+        """Responses per prompt in that iteration."""
+        return size_at(self.samples_schedule, iteration, default=self.samples_per_prompt)
+
+    def rollouts_in(self, iteration: int) -> int:
+        return self.prompts_in(iteration) * self.samples_in(iteration)
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:

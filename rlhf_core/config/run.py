@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from rlhf_core.config.algorithm import AlgorithmConfig
 from rlhf_core.config.base import StrictConfig
 from rlhf_core.config.data import DataConfig
 from rlhf_core.config.evaluation import DecisionConfig, EvaluationConfig
@@ -52,6 +53,7 @@ class RunConfig(StrictConfig):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
     reward_model: RewardModelConfig = Field(default_factory=RewardModelConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     ppo: PPOConfig = Field(default_factory=PPOConfig)
     kl: KlControllerConfig = Field(default_factory=KlControllerConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
@@ -68,10 +70,22 @@ class RunConfig(StrictConfig):
     def folder(self) -> Path:
         return self.home / self.name
 
+    def optimizer_steps_in(self, iteration: int) -> int:
+        """Optimizer steps of one iteration (from 1) when no epoch stops early."""
+        return self.ppo.epochs * -(-self.rollout.rollouts_in(iteration) // self.ppo.mini_batch_in(iteration))
+
     @property
-    def updates_per_iteration(self) -> int:
-        """Optimizer steps of one iteration when no epoch stops early."""
-        return self.ppo.epochs * -(-self.rollout.rollouts_per_iteration // self.ppo.mini_batch_rollouts)
+    def optimizer_steps(self) -> int:
+        """Optimizer steps of the whole run when no epoch stops early."""
+        return sum(self.optimizer_steps_in(iteration) for iteration in range(1, self.iterations + 1))
+
+    @property
+    def loss_kl_coef(self) -> float:
+        """Coefficient of the loss-level KL, beside β (P4)."""
+        coef = self.ppo.loss_kl.coef
+        if coef is not None:
+            return coef
+        return 0.001 if self.model.start == "sft" else 0.0
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -84,6 +98,17 @@ class RunConfig(StrictConfig):
                 "no reward model: give reward_model.path, or data.preferences.train to train one, "
                 "or reward.scorer=callable with reward.callable.path."
             )
+        if self.algorithm.is_by_group or self.reward.normalisation == "group":
+            self._require_groups()
         if self.data.general_fraction and not self.data.sft:
             raise ValueError("data.general_fraction > 0 needs data.sft, where the general prompts come from.")
         return self
+
+    def _require_groups(self) -> None:
+        smallest = min(self.rollout.samples_in(iteration) for iteration in range(1, self.iterations + 1))
+        if smallest < 2:
+            raise ValueError(
+                f"algorithm.kind={self.algorithm.kind!r} or reward.normalisation={self.reward.normalisation!r} compares "
+                f"the responses to a prompt, but rollout.samples_per_prompt (or its schedule) is {smallest}. "
+                "Set it to 2 or more; 8 is usual."
+            )

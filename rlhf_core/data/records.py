@@ -60,5 +60,6 @@ SAMPLED_TENSORS = (
     "rewards",
     "advantages",
     "returns",
+    "importance",
 )
 """Tensors of `experience.safetensors`; prompts left-padded, responses right-padded, one row per rollout."""

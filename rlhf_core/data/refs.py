@@ -28,6 +28,9 @@ class ControlState(Ref):
     kl_average_nats: float | None = Field(
         default=None, description="moving average of KL per token; None before the first batch"
     )
+    kl_controller: dict[str, float | None] = Field(
+        default_factory=dict[str, float | None], description="state of β's controller; empty before the first batch"
+    )
     ptx_coef: float = Field(ge=0, description="γ of PPO-ptx; 0 where ptx is off")
     learning_rate_factor: float = Field(default=1.0, gt=0, description="of both schedules; falls after a rollback")
 

@@ -77,15 +77,18 @@ class RolloutEvaluation:
 
 @dataclass(frozen=True)
 class ExperienceTensors:
-    """What one PPO update learns from; see `SAMPLED_TENSORS`."""
+    """What one update learns from; see `SAMPLED_TENSORS`."""
 
     rollouts: RolloutTensors
     old_logprobs: Tensor
     ref_logprobs: Tensor
     old_values: Tensor
     advantages: Tensor
-    """Whitened; 0 at padding."""
+    """Whitened where the settings say so; 0 at padding."""
     returns: Tensor
+    """Advantages before whitening, plus `old_values`."""
+    importance: Tensor
+    """Weight of each token's objective for the engine's mismatch (P1); 1 where it is not corrected."""
 
 
 class WorkerGroup(Protocol):
@@ -94,9 +97,15 @@ class WorkerGroup(Protocol):
     def evaluate_rollouts(self, rollouts: RolloutTensors) -> RolloutEvaluation: ...
 
     def update(
-        self, experience: ExperienceTensors, ptx_documents: Sequence[Sequence[int]], control: ControlState, *, seed: int
+        self,
+        experience: ExperienceTensors,
+        ptx_documents: Sequence[Sequence[int]],
+        control: ControlState,
+        *,
+        iteration: int,
+        seed: int,
     ) -> dict[str, float]:
-        """One PPO update (all epochs); returns metrics named `update/…`.
+        """One update (all epochs) in that iteration (from 1); returns metrics named `update/…`.
 
         `ptx_documents` are token lists, taken in order, `documents_per_update` for each optimizer step that has them.
         """

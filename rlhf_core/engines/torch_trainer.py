@@ -42,12 +42,19 @@ class TorchTrainer:
         self.temperature = config.rollout.temperature
         self.policy = load_policy(config.model.policy, config.model, device)
         self.reference = load_reference(config.model.policy, config.model, device)
-        self.critic = load_critic(_critic_source(config), config.model, device)
+        self.critic = load_critic(_critic_source(config), config.model, device) if config.algorithm.has_critic else None
         self.tokenizer = load_tokenizer(config.model)
-        total_steps = config.iterations * config.updates_per_iteration
-        self.actor_optimizer = ScheduledAdamW(self.policy, config.ppo.actor, total_steps=total_steps)
-        self.critic_optimizer = ScheduledAdamW(self.critic, config.ppo.critic_optimizer, total_steps=total_steps)
+        steps = config.optimizer_steps
+        self.actor_optimizer = ScheduledAdamW(self.policy, config.ppo.actor, total_steps=steps)
+        self.critic_optimizer = (
+            None if self.critic is None else ScheduledAdamW(self.critic, config.ppo.critic_optimizer, total_steps=steps)
+        )
         _require_plain_logits(self.policy, device)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the language-model head."""
+        return _head(self.policy).shape[0]
 
     def response_logprobs(self, pack: Pack, *, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """Return `(logprobs, entropy)` of the pack's targets, `[targets]` float32, nats; both carry gradients."""
@@ -61,8 +68,8 @@ class TorchTrainer:
             )
 
     def response_values(self, pack: Pack) -> Float[Tensor, " targets"]:
-        """Return the critic's value before each target, in reward units; carries gradients."""
-        return self.critic.values(self._critic_hidden(pack)[pack.predictors])
+        """Return the critic's value before each target, in reward units; carries gradients. 0 without a critic."""
+        return self._values(pack)[pack.predictors]
 
     @torch.no_grad()
     def evaluate(self, rollouts: RolloutTensors) -> RolloutEvaluation:
@@ -73,7 +80,7 @@ class TorchTrainer:
         on_device = self.placed(rollouts)
         for rows in torch.arange(mask.shape[0]).split(self.config.ppo.micro_batch_rollouts):
             pack = pack_rollouts(on_device, rows.to(self.device), with_last=True)
-            values = self.critic.values(self._critic_hidden(pack))
+            values = self._values(pack)
             with self._autocast():
                 hidden, ref_hidden = (
                     body_hidden(_body(model), pack.ids, pack.positions, pack.lengths)[pack.predictors]
@@ -99,7 +106,7 @@ class TorchTrainer:
     @contextmanager
     def training(self) -> Generator[None]:
         """Mark the models as training where activations are recomputed: transformers does that in train mode alone."""
-        models: tuple[Any, ...] = (self.policy, self.critic)
+        models: list[Any] = [self.policy] if self.critic is None else [self.policy, self.critic]
         for model in models:
             model.train(self.config.model.gradient_checkpointing)
         try:
@@ -112,9 +119,12 @@ class TorchTrainer:
         """The rollouts on this rank's device."""
         return RolloutTensors(**{name: tensor.to(self.device) for name, tensor in vars(rollouts).items()})
 
-    def _critic_hidden(self, pack: Pack) -> Tensor:
+    def _values(self, pack: Pack) -> Float[Tensor, " tokens"]:
+        if self.critic is None:
+            return torch.zeros(len(pack.ids), device=self.device)
         with self._autocast():
-            return body_hidden(self.critic.body, pack.ids, pack.positions, pack.lengths)
+            hidden = body_hidden(self.critic.body, pack.ids, pack.positions, pack.lengths)
+        return self.critic.values(hidden)
 
     def _autocast(self) -> torch.autocast:
         is_on = self.config.model.autocast == "bfloat16"

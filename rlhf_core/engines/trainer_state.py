@@ -31,7 +31,8 @@ def save_trainer(trainer: TorchTrainer, folder: Path) -> None:
     """Write `policy/`, `critic/` and `trainer/` into `folder`."""
     trainer.policy.save_pretrained(folder / "policy")
     trainer.tokenizer.save_pretrained(folder / "policy")
-    trainer.critic.save(folder / "critic")
+    if trainer.critic is not None:
+        trainer.critic.save(folder / "critic")
     rank = folder / "trainer"
     rank.mkdir(parents=True, exist_ok=True)
     counters: dict[str, dict[str, int]] = {}
@@ -60,10 +61,11 @@ def load_trainer(trainer: TorchTrainer, folder: Path) -> None:
     random_states = _read_tensors(rank / _RANDOM)
     config, cpu = trainer.config.model, torch.device("cpu")
     try:
-        loaded: tuple[tuple[nn.Module, nn.Module, str], ...] = (
-            (trainer.policy, load_policy(folder / "policy", config, cpu), "policy"),
-            (trainer.critic, load_critic(folder / "critic", config, cpu), "critic"),
-        )
+        loaded: list[tuple[nn.Module, nn.Module, str]] = [
+            (trainer.policy, load_policy(folder / "policy", config, cpu), "policy")
+        ]
+        if trainer.critic is not None:
+            loaded.append((trainer.critic, load_critic(folder / "critic", config, cpu), "critic"))
     except ConfigError as error:
         raise CheckpointError(f"{folder} holds no whole model: {error}") from error
     for model, stored, name in loaded:
@@ -76,7 +78,10 @@ def load_trainer(trainer: TorchTrainer, folder: Path) -> None:
 
 
 def _optimizers(trainer: TorchTrainer) -> dict[str, ScheduledAdamW]:
-    return {"actor_optimizer": trainer.actor_optimizer, "critic_optimizer": trainer.critic_optimizer}
+    optimizers = {"actor_optimizer": trainer.actor_optimizer}
+    if trainer.critic_optimizer is not None:
+        optimizers["critic_optimizer"] = trainer.critic_optimizer
+    return optimizers
 
 
 def _read_state(path: Path) -> dict[str, Any]:

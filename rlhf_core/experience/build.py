@@ -10,11 +10,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_core.config.ppo import PPOConfig
-from rlhf_core.config.reward import RewardConfig
+from rlhf_core.config.run import RunConfig
+from rlhf_core.control.gae_lambda import lambda_by_length, staged_lambda
 from rlhf_core.engines.protocols import RolloutEvaluation
+from rlhf_core.experience.estimators import CriticsView, estimate_advantages
 from rlhf_core.experience.kl_shaping import KlTokenLimit, shape_rewards
-from rlhf_core.numerics.advantages import generalized_advantages
+from rlhf_core.numerics.group_advantages import group_baseline, uniform_groups
 from rlhf_core.numerics.kl import kl_k1, kl_k2, kl_k3
 from rlhf_core.numerics.masking import masked_mean
 from rlhf_core.numerics.reductions import AllReduce, global_moments, identity
@@ -23,12 +24,14 @@ from rlhf_core.numerics.whitening import scale_to_unit_variance, whiten
 
 @dataclass(frozen=True)
 class Judgement:
-    """What is known of each response beyond its tokens; both `[batch]`."""
+    """What is known of each response beyond its tokens; all `[batch]`."""
 
     scores: Tensor
     """Normalised, clipped and penalised reward."""
     is_truncated: Tensor
     """True where the length limit cut the response."""
+    group_ids: Tensor
+    """The same number for responses to the same prompt."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,27 @@ class Experience:
 
     rewards: Tensor
     advantages: Tensor
-    """As `ppo.advantage_whitening` has them; whitened by default."""
+    """As `ppo.advantage_whitening` has them; whitened by default where the algorithm does not compare groups."""
     returns: Tensor
 
 
-def judgement(scores: Sequence[float], endings: Sequence[str]) -> Judgement:
-    """Return columns of the validated rollouts as tensors."""
+@dataclass(frozen=True)
+class Estimation:
+    """How rewards become advantages in one iteration."""
+
+    kl_coef: float
+    """β."""
+    iteration: int
+    config: RunConfig
+
+
+def judgement(scores: Sequence[float], endings: Sequence[str], prompts: Sequence[str]) -> Judgement:
+    """Return columns of the validated rollouts as tensors; equal `prompts` are one group."""
+    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     return Judgement(
         scores=torch.tensor(scores, dtype=torch.float32),
         is_truncated=torch.tensor([end == "truncated" for end in endings]),
+        group_ids=torch.tensor([numbers[prompt] for prompt in prompts]),
     )
 
 
@@ -53,9 +68,8 @@ def build_experience(
     evaluation: RolloutEvaluation,
     judged: Judgement,
     response_mask: Bool[Tensor, "batch response"],
+    how: Estimation,
     *,
-    kl_coef: float,
-    settings: tuple[PPOConfig, RewardConfig],
     all_reduce: AllReduce = identity,
 ) -> tuple[Experience, dict[str, float]]:
     """Return the experience and metrics named `experience/…`.
@@ -66,39 +80,72 @@ def build_experience(
 
     Args:
         evaluation: of the policy that sampled, with reference and critic.
-        judged: scores and endings.
+        judged: scores, endings and groups.
         response_mask: True at response tokens.
-        kl_coef: β.
-        settings: `(ppo, reward)`.
+        how: settings, β and the iteration.
         all_reduce: sums over ranks.
 
     Raises:
         NumericsError: a KL, value or score is NaN or infinite.
     """
-    ppo, reward = settings
-    shaping, truncated = ppo.kl_shaping, judged.is_truncated
-    penalty_nats = _penalised_kl(evaluation, shaping.estimator)
-    limit = None
-    if shaping.token_limit_nats is not None:
-        limit = KlTokenLimit(evaluation.kl_exact_nats, shaping.token_limit_nats, shaping.token_limit_reward)
-    scores = judged.scores.masked_fill(truncated, 0.0) if reward.truncated_policy == "kl_only" else judged.scores
-    rewards, metrics = shape_rewards(scores, penalty_nats, response_mask, kl_coef=kl_coef, limit=limit)
-    has_future = truncated if reward.truncated_policy != "penalty" else torch.zeros_like(truncated)
-    bootstrap_values = evaluation.bootstrap_values.masked_fill(~has_future, 0.0)
-    advantages, returns = generalized_advantages(
+    ppo, algorithm = how.config.ppo, how.config.algorithm
+    rewards, metrics = _token_rewards(evaluation, judged, response_mask, how)
+    critic = CriticsView(evaluation.values, _bootstrap_values(evaluation, judged, how.config))
+    advantages, returns = estimate_advantages(
         rewards,
-        evaluation.values,
-        bootstrap_values,
+        critic,
         response_mask,
+        judged.group_ids,
+        algorithm,
         discount=ppo.discount,
-        gae_lambda=ppo.gae_lambda,
+        gae_lambda=_gae_lambda(how, response_mask),
     )
+    whitening = ppo.advantage_whitening or ("none" if algorithm.kind in ("grpo", "rloo") else "whiten")
     experience = Experience(
         rewards=rewards,
-        advantages=_normalised(advantages, response_mask, ppo.advantage_whitening, all_reduce),
+        advantages=_normalised(advantages, response_mask, whitening, all_reduce),
         returns=returns,
     )
+    if algorithm.is_by_group:
+        uniform = uniform_groups(judged.scores.double(), judged.group_ids, response_mask.any(dim=1))
+        metrics["experience/uniform_group_fraction"] = float(uniform.double().mean())
     return experience, metrics | _metrics(evaluation, advantages, returns, response_mask)
+
+
+def _token_rewards(
+    evaluation: RolloutEvaluation, judged: Judgement, response_mask: Tensor, how: Estimation
+) -> tuple[Float[Tensor, "batch response"], dict[str, float]]:
+    algorithm, reward, shaping = how.config.algorithm, how.config.reward, how.config.ppo.kl_shaping
+    scores = judged.scores
+    if reward.truncated_policy == "kl_only":
+        scores = scores.masked_fill(judged.is_truncated, 0.0)
+    if algorithm.kind == "reinforce_plus_plus" and algorithm.subtract_group_mean:
+        scores = group_baseline(scores.double(), judged.group_ids, response_mask.any(dim=1)).to(scores.dtype)
+    limit = None
+    if shaping.token_limit_nats is not None and algorithm.kl_in_reward:
+        limit = KlTokenLimit(evaluation.kl_exact_nats, shaping.token_limit_nats, shaping.token_limit_reward)
+    return shape_rewards(
+        scores,
+        _penalised_kl(evaluation, shaping.estimator),
+        response_mask,
+        kl_coef=how.kl_coef if algorithm.kl_in_reward else 0.0,
+        limit=limit,
+    )
+
+
+def _bootstrap_values(evaluation: RolloutEvaluation, judged: Judgement, config: RunConfig) -> Float[Tensor, " batch"]:
+    has_future = judged.is_truncated & (config.reward.truncated_policy != "penalty")
+    return evaluation.bootstrap_values.masked_fill(~has_future, 0.0)
+
+
+def _gae_lambda(how: Estimation, response_mask: Tensor) -> float | Float[Tensor, " batch"]:
+    """λ as `ppo.gae_lambda_policy` has it (A4)."""
+    policy = how.config.ppo.gae_lambda_policy
+    if policy == "by_length":
+        return lambda_by_length(response_mask.sum(dim=1))
+    if policy == "staged":
+        return staged_lambda(how.iteration, how.config.iterations)
+    return how.config.ppo.gae_lambda
 
 
 def _normalised(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 import torch
+from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rlhf_core.config.run import RunConfig
 from rlhf_core.data.collate import rollout_tensors
 from rlhf_core.data.refs import CheckpointRef, StageRef
 from rlhf_core.data.store import (
@@ -19,8 +21,9 @@ from rlhf_core.data.store import (
     stage_folder,
 )
 from rlhf_core.errors import CannotLearn, DataError
-from rlhf_core.experience.build import build_experience, judgement
+from rlhf_core.experience.build import Estimation, build_experience, judgement
 from rlhf_core.models.loading import pad_token_id
+from rlhf_core.numerics.importance import truncated_importance_weights
 from rlhf_core.runtime import Runtime
 
 VALIDATED = "validated.parquet"
@@ -42,7 +45,10 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iter
     key = StageKey(
         stage="experience",
         inputs={"validated": validated.sha256, "policy": policy.path.name},
-        settings=[policy.control.kl_coef, *(part.model_dump(mode="json") for part in (config.ppo, config.reward))],
+        settings=[
+            policy.control.kl_coef,
+            *(part.model_dump(mode="json") for part in (config.algorithm, config.ppo, config.reward)),
+        ],
     )
     if stored := finished_stage(final, key):
         return stored
@@ -57,18 +63,20 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iter
     evaluation = runtime.at(policy).evaluate_rollouts(rollouts)
     experience, metrics = build_experience(
         evaluation,
-        judgement(frame["reward"].tolist(), frame["ending"].tolist()),
+        judgement(frame["reward"].tolist(), frame["ending"].tolist(), frame["prompt_id"].tolist()),
         rollouts.response_mask,
-        kl_coef=policy.control.kl_coef,
-        settings=(config.ppo, config.reward),
+        Estimation(kl_coef=policy.control.kl_coef, iteration=iteration, config=config),
     )
-    metrics["experience/engine_mismatch_nats"] = _engine_mismatch(frame, evaluation.logprobs, rollouts.response_mask)
+    engine_logprobs = _engine_logprobs(frame, rollouts.response_mask)
+    importance, weight_metrics = _importance(config, evaluation.logprobs, engine_logprobs, rollouts.response_mask)
+    metrics |= weight_metrics
     tensors: dict[str, Tensor] = {
         **vars(rollouts),
         **vars(experience),
         "old_logprobs": evaluation.logprobs,
         "ref_logprobs": evaluation.ref_logprobs,
         "old_values": evaluation.values,
+        "importance": importance,
     }
     with stage_folder(final) as partial:
         with disk_errors(final):
@@ -77,8 +85,8 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iter
     return load_stage(final)
 
 
-def _engine_mismatch(frame: pd.DataFrame, logprobs: Tensor, response_mask: Tensor) -> float:
-    """Mean |trainer's - engine's log-prob| per token, in nats."""
+def _engine_logprobs(frame: pd.DataFrame, response_mask: Tensor) -> Float[Tensor, "batch response"]:
+    """The log-probs that the engine sampled with; 0 at padding."""
     engine = [list(row) for row in frame["engine_logprobs"]]
     lengths = response_mask.sum(dim=1).tolist()
     for row, (found, expected) in enumerate(zip(engine, lengths, strict=True)):
@@ -87,5 +95,20 @@ def _engine_mismatch(frame: pd.DataFrame, logprobs: Tensor, response_mask: Tenso
                 f"validated rollouts, row {row}: {len(found)} engine log-probs for {expected} response tokens; "
                 "the rollout engine must give one for each token, EOS included."
             )
-    flat = torch.tensor([x for row in engine for x in row], dtype=torch.float64)
-    return float((logprobs[response_mask].double() - flat).abs().mean())
+    logprobs = torch.zeros(response_mask.shape)
+    logprobs[response_mask] = torch.tensor([x for row in engine for x in row])
+    return logprobs
+
+
+def _importance(
+    config: RunConfig, logprobs: Tensor, engine_logprobs: Tensor, response_mask: Tensor
+) -> tuple[Float[Tensor, "batch response"], dict[str, float]]:
+    """Weights that correct the engine's mismatch where `ppo.importance_cap` asks for them, and what it amounts to."""
+    gap = (logprobs.double() - engine_logprobs.double()).abs()
+    metrics = {"experience/engine_mismatch_nats": float(gap[response_mask].mean())}
+    if config.ppo.importance_cap is None:
+        return torch.ones_like(logprobs), metrics
+    weights, weight_metrics = truncated_importance_weights(
+        logprobs, engine_logprobs, response_mask, cap=config.ppo.importance_cap
+    )
+    return weights, metrics | weight_metrics

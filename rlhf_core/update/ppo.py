@@ -1,5 +1,6 @@
-"""One PPO update: epochs over an iteration's rollouts, an actor and a critic step for each mini-batch (P1, P3, P5, P7).
+"""One update: epochs over an iteration's rollouts, an actor and a critic step for each mini-batch (P1, P3, P5, P7, P9).
 
+PPO trains a critic beside the actor; the other algorithms have none, and differ only in what the advantages are.
 The actor's graph and gradients are gone before the critic's are made, so memory holds one model's at a time. Every
 decision (skip, stop) is taken on numbers summed over all ranks, so that ranks cannot part.
 """
@@ -20,10 +21,10 @@ from rlhf_core.engines.torch_trainer import TorchTrainer
 from rlhf_core.errors import DataError, NumericsError
 from rlhf_core.numerics.checks import require_finite
 from rlhf_core.numerics.masking import masked_mean
-from rlhf_core.numerics.policy_loss import ppo_policy_loss
 from rlhf_core.numerics.ptx_loss import ptx_loss
 from rlhf_core.numerics.reductions import AllReduce, identity
 from rlhf_core.numerics.value_loss import clipped_value_loss
+from rlhf_core.update.actor_loss import ActorBatch, actor_loss, actor_loss_settings
 from rlhf_core.update.epoch_stop import epoch_stop_reason, mini_batch_stop_reason
 from rlhf_core.update.minibatches import micro_batches, mini_batches
 from rlhf_core.update.tally import Tally
@@ -42,6 +43,7 @@ class PpoUpdate:
         ptx_documents: Sequence[Sequence[int]],
         control: ControlState,
         *,
+        iteration: int = 1,
         all_reduce: AllReduce = identity,
     ) -> None:
         """Prepare; nothing is changed yet.
@@ -50,7 +52,8 @@ class PpoUpdate:
             trainer: its models and optimizers are updated.
             experience: rows of this iteration; every row has response tokens.
             ptx_documents: token lists, consumed in order.
-            control: `ptx_coef` and the factor on both learning rates.
+            control: β, `ptx_coef` and the factor on both learning rates.
+            iteration: from 1; the mini-batch's size may depend on it (P8).
             all_reduce: sums over ranks.
 
         Raises:
@@ -59,6 +62,8 @@ class PpoUpdate:
         """
         self._trainer, self._control, self._all_reduce = trainer, control, all_reduce
         self._config: PPOConfig = trainer.config.ppo
+        self._mini_batch_rollouts = self._config.mini_batch_in(iteration)
+        self._loss_settings = actor_loss_settings(trainer.config, control, trainer.vocab_size)
         self._documents, self._documents_taken = ptx_documents, 0
         self._experience = _placed(trainer, experience)
         mask = self._experience.rollouts.response_mask
@@ -67,7 +72,7 @@ class PpoUpdate:
                 f"the experience has {len(mask)} rollouts, {int((~mask.any(dim=1)).sum())} of them without response "
                 "tokens. Leave such rows out when experience is built; without any row there is nothing to learn from."
             )
-        for name in ("old_logprobs", "old_values", "advantages", "returns"):
+        for name in ("old_logprobs", "ref_logprobs", "old_values", "advantages", "returns", "importance"):
             require_finite(name, getattr(self._experience, name), mask)
         self._lengths: list[int] = (self._experience.rollouts.prompt_mask.sum(dim=1) + mask.sum(dim=1)).tolist()
         self._tally = Tally()
@@ -81,7 +86,7 @@ class PpoUpdate:
         reason, epoch = None, 0
         while reason is None:
             self._tally.start_epoch()
-            for rows in mini_batches(self._lengths, self._config.mini_batch_rollouts, seed=seed, epoch=epoch):
+            for rows in mini_batches(self._lengths, self._mini_batch_rollouts, seed=seed, epoch=epoch):
                 is_first = self._tally.mini_batches == 0
                 kl_nats = self._mini_batch(rows, is_first=is_first)
                 reason = None if kl_nats is None else mini_batch_stop_reason(kl_nats, self._config.epoch_stop)
@@ -102,33 +107,42 @@ class PpoUpdate:
             real=sum(sum(pack.lengths) for pack in packs), computed=sum(len(pack.ids) for pack in packs)
         )
 
-        actor = [self._actor_backward(pack, micro, token_count) for pack, micro in zip(packs, micros, strict=True)]
-        metrics = self._reduced(actor)
+        shares = [self._token_shares(rows, micro, token_count) for micro in micros]
+        metrics = self._reduced([
+            self._actor_backward(pack, micro, share, token_count)
+            for pack, micro, share in zip(packs, micros, shares, strict=True)
+        ])  # fmt: skip
         if is_first:
             self._require_ratio_of_one(metrics["update/ratio_first_deviation"])
         self._ptx_backward()
         step = self._step(self._trainer.actor_optimizer, "actor")
         if not step.is_skipped:
             self._tally.add_means(metrics, token_count)
-        critic = [self._critic_backward(pack, micro, token_count) for pack, micro in zip(packs, micros, strict=True)]
-        value_metrics = self._reduced(critic)
-        if not self._step(self._trainer.critic_optimizer, "critic").is_skipped:
-            self._tally.add_means(value_metrics, token_count)
+        if self._trainer.critic_optimizer is not None:
+            value_metrics = self._reduced(
+                [self._critic_backward(pack, micro, token_count) for pack, micro in zip(packs, micros, strict=True)]
+            )
+            if not self._step(self._trainer.critic_optimizer, "critic").is_skipped:
+                self._tally.add_means(value_metrics, token_count)
         self._tally.mini_batches += 1
         return None if step.is_skipped else metrics["update/approx_kl_nats"]
 
-    def _actor_backward(self, pack: Pack, rows: Tensor, token_count: float) -> dict[str, Tensor]:
+    def _token_shares(self, rows: list[int], micro: Tensor, token_count: float) -> Tensor:
+        """What each of the micro-batch's response tokens counts, `[targets]`: 1, or by the length of its response.
+
+        With `sequence` every response counts alike: its tokens share `token_count / responses of the mini-batch`.
+        """
+        lengths = self._experience.rollouts.response_mask[micro].sum(dim=1)
+        if self._trainer.config.algorithm.loss_aggregation == "token":
+            return torch.ones(int(lengths.sum()), device=lengths.device)
+        responses = float(self._sum(torch.tensor(len(rows))))
+        return (token_count / responses / lengths).repeat_interleave(lengths)
+
+    def _actor_backward(self, pack: Pack, rows: Tensor, shares: Tensor, token_count: float) -> dict[str, Tensor]:
         logprobs, entropy = self._trainer.response_logprobs(pack)
-        old_logprobs, advantages = self._flat("old_logprobs", rows), self._flat("advantages", rows)
-        everywhere = torch.ones_like(logprobs, dtype=torch.bool)
-        loss, metrics = ppo_policy_loss(
-            logprobs, old_logprobs, advantages, everywhere, clip_range=self._config.clip_range, token_count=token_count
-        )
-        mean_entropy = entropy.sum() / token_count
-        metrics["update/entropy_nats"] = mean_entropy.detach().double()
-        metrics["update/ratio_first_deviation"] = (logprobs.detach() - old_logprobs).expm1().abs().amax().double()
-        if self._config.entropy_coef:
-            loss = loss - self._config.entropy_coef * mean_entropy
+        names = ("old_logprobs", "ref_logprobs", "advantages", "importance")
+        batch = ActorBatch(logprobs, entropy, **{name: self._flat(name, rows) for name in names}, shares=shares)
+        loss, metrics = actor_loss(batch, self._loss_settings, token_count=token_count)
         loss.backward()
         return metrics
 

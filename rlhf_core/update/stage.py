@@ -11,7 +11,7 @@ from rlhf_core.checkpoints.registry import Registry
 from rlhf_core.checkpoints.save import new_reference, save_checkpoint
 from rlhf_core.config.ppo import KlControllerConfig
 from rlhf_core.config.run import RunConfig
-from rlhf_core.control.kl_coef import AdaptiveKlCoef
+from rlhf_core.control.kl_controllers import kl_controller
 from rlhf_core.data.prepared import ptx_documents
 from rlhf_core.data.ptx_stream import draw_documents
 from rlhf_core.data.records import SAMPLED_TENSORS
@@ -41,8 +41,10 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, experience: StageRef, ite
     tensors = read_experience(experience.path / EXPERIENCE)
     documents = _documents(config, runtime.folder, policy.control, iteration)
     workers = runtime.for_update(policy)
-    metrics = workers.update(tensors, documents, policy.control, seed=derive_seed(config.seed, "update", iteration))
-    control = next_control(policy.control, config.kl, experience.metrics["experience/kl_exact_nats"])
+    seed = derive_seed(config.seed, "update", iteration)
+    metrics = workers.update(tensors, documents, policy.control, iteration=iteration, seed=seed)
+    kl_nats = experience.metrics["experience/kl_exact_nats"]
+    control = next_control(policy.control, config.kl, kl_nats, rollouts=experience.rows)
     metrics |= grad_norm_averages(policy.metrics, metrics)
     metrics |= {
         "control/kl_coef": control.kl_coef,
@@ -53,20 +55,27 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, experience: StageRef, ite
     return save_checkpoint(runtime, workers, ref, parent=policy.step, experience_sha256=experience.sha256)
 
 
-def next_control(control: ControlState, config: KlControllerConfig, kl_nats: float) -> ControlState:
-    """Return what steers the next iteration: β answers this batch's KL per token (K1), the rest stays."""
+def next_control(
+    control: ControlState, config: KlControllerConfig, kl_nats: float, *, rollouts: int
+) -> ControlState:
+    """Return what steers the next iteration: β answers this batch's KL per token (K1), the rest stays.
+
+    Args:
+        control: of the update that was just made.
+        config: which controller, and its limits.
+        kl_nats: mean KL per token of the batch.
+        rollouts: responses in the batch.
+    """
+    past = kl_nats if control.kl_average_nats is None else control.kl_average_nats
+    average = config.smoothing * past + (1 - config.smoothing) * kl_nats
+    control = control.model_copy(update={"kl_average_nats": average})
     if config.kind == "fixed":
         return control
-    controller = AdaptiveKlCoef(
-        control.kl_coef,
-        target_nats=config.target_nats,
-        smoothing=config.smoothing,
-        minimum=config.minimum,
-        maximum=config.maximum,
-        average_nats=control.kl_average_nats,
-    )
+    controller = kl_controller(config, control.kl_coef, batch_size=rollouts)
+    if control.kl_controller:
+        controller.load_state_dict(control.kl_controller)
     kl_coef = controller.observe(kl_nats)
-    return control.model_copy(update={"kl_coef": kl_coef, "kl_average_nats": controller.average_nats})
+    return control.model_copy(update={"kl_coef": kl_coef, "kl_controller": controller.state_dict()})
 
 
 def read_experience(path: Path) -> ExperienceTensors:
@@ -85,7 +94,7 @@ def read_experience(path: Path) -> ExperienceTensors:
             f"{path} lacks the tensors {missing}; it holds {sorted(tensors)}. Remove its folder and resume."
         )
     rollout_names = ("prompt_ids", "prompt_mask", "response_ids", "response_mask")
-    learned = ("old_logprobs", "ref_logprobs", "old_values", "advantages", "returns")
+    learned = ("old_logprobs", "ref_logprobs", "old_values", "advantages", "returns", "importance")
     return ExperienceTensors(
         rollouts=RolloutTensors(**{name: tensors[name] for name in rollout_names}),
         **{name: tensors[name] for name in learned},
@@ -97,7 +106,7 @@ def _documents(config: RunConfig, folder: RunFolder, control: ControlState, iter
     ptx = config.ppo.ptx
     if not ptx.enabled or not control.ptx_coef:
         return []
-    steps = -(-config.updates_per_iteration // ptx.every_updates)
+    steps = -(-config.optimizer_steps_in(iteration) // ptx.every_updates)
     count = steps * ptx.documents_per_update
     return draw_documents(ptx_documents(folder), count=count, iteration=iteration, seed=config.seed)
 

@@ -64,6 +64,8 @@ class Tally:
         result = {name: self._sums[name] / weight for name, weight in self._weights.items() if weight}
         result |= self._single
         for model, steps in self._steps.items():
+            if not steps:
+                continue  # an algorithm without a critic
             taken = [step for step in steps if not step.is_skipped]
             result[f"update/{model}_learning_rate"] = steps[-1].learning_rate
             if taken:

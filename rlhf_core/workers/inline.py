@@ -30,11 +30,17 @@ class InlineWorkers:
             return self._rank.evaluate(rollouts)
 
     def update(
-        self, experience: ExperienceTensors, ptx_documents: Sequence[Sequence[int]], control: ControlState, *, seed: int
+        self,
+        experience: ExperienceTensors,
+        ptx_documents: Sequence[Sequence[int]],
+        control: ControlState,
+        *,
+        iteration: int,
+        seed: int,
     ) -> dict[str, float]:
         trainer = self._rank
         with _memory_errors("the update"), trainer.training():
-            return PpoUpdate(trainer, experience, ptx_documents, control).run(seed=seed)
+            return PpoUpdate(trainer, experience, ptx_documents, control, iteration=iteration).run(seed=seed)
 
     def save(self, folder: Path) -> None:
         save_trainer(self._rank, folder)

@@ -1,0 +1,81 @@
+"""Advantages of each algorithm from the same token rewards (A1, A4, P9)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlhf_core.config.algorithm import AlgorithmConfig
+from rlhf_core.numerics.advantages import generalized_advantages
+from rlhf_core.numerics.group_advantages import grpo_advantages, rloo_advantages
+
+
+@dataclass(frozen=True)
+class CriticsView:
+    """What the critic says; all zero without one."""
+
+    values: Tensor
+    """`[batch, response]`, in reward units."""
+    bootstrap_values: Tensor
+    """`[batch]`: of what follows the last token; 0 where nothing does."""
+
+
+def estimate_advantages(
+    rewards: Float[Tensor, "batch response"],
+    critic: CriticsView,
+    response_mask: Bool[Tensor, "batch response"],
+    group_ids: Int[Tensor, " batch"],
+    algorithm: AlgorithmConfig,
+    *,
+    discount: float,
+    gae_lambda: float | Float[Tensor, " batch"],
+) -> tuple[Float[Tensor, "batch response"], Float[Tensor, "batch response"]]:
+    """Return `(advantages, returns)` before whitening, 0 at padding; `returns = advantages + values`.
+
+    `ppo`: GAE. `grpo` and `rloo`: the response's summed reward against its group, the same at each of its tokens.
+    `reinforce_plus_plus`: discounted rewards to go (Hu 2025, arXiv:2501.03262).
+
+    Args:
+        rewards: per token, KL and score included.
+        critic: the critic's values.
+        response_mask: True at response tokens.
+        group_ids: the prompt of each row, any integers.
+        algorithm: which, and its options.
+        discount: γ; the group methods do not discount.
+        gae_lambda: λ, for all rows or by row; used by `ppo` alone.
+
+    Raises:
+        NumericsError: a reward or value at a response token is NaN or infinite.
+    """
+    if algorithm.kind in ("grpo", "rloo"):
+        advantages = _by_group(rewards, response_mask, group_ids, algorithm)
+        return advantages, advantages
+    if algorithm.kind == "reinforce_plus_plus":
+        nothing = torch.zeros_like(critic.bootstrap_values)
+        return generalized_advantages(
+            rewards, torch.zeros_like(rewards), nothing, response_mask, discount=discount, gae_lambda=1.0
+        )
+    return generalized_advantages(
+        rewards, critic.values, critic.bootstrap_values, response_mask, discount=discount, gae_lambda=gae_lambda
+    )
+
+
+def _by_group(
+    rewards: Tensor, response_mask: Tensor, group_ids: Tensor, algorithm: AlgorithmConfig
+) -> Float[Tensor, "batch response"]:
+    totals = rewards.masked_fill(~response_mask, 0.0).to(torch.float64).sum(dim=1)
+    included = response_mask.any(dim=1)
+    if algorithm.kind == "rloo":
+        by_row = rloo_advantages(totals, group_ids, included)
+    else:
+        by_row = grpo_advantages(
+            totals,
+            group_ids,
+            included,
+            scale="std" if algorithm.scale_by_group_std else "none",
+            baseline=algorithm.group_baseline,
+        )
+    return by_row[:, None].to(rewards.dtype).expand_as(rewards).masked_fill(~response_mask, 0.0)
