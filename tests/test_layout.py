@@ -11,8 +11,8 @@ SOURCES = [
     for name in ("rlhf_core", "tasks", "flows", "deployments", "benchmarks", "examples")
     for path in (ROOT / name).rglob("*.py")
 ]
-MAX_FILE_LINES = 320
-MAX_FUNCTION_LINES = 55
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 50
 
 
 def test_no_file_is_longer_than_a_person_reads_at_once():

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.data.expectations import CheckResult, TableCheck
-from rlhf_core.data.store import append_json_line, read_json_lines, write_bytes
+from rlhf_core.data.json_lines import append_json_line, read_json_lines
+from rlhf_core.data.store import write_bytes
 
 INDEX = "index.html"
 RESULTS = "results.jsonl"

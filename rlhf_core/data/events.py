@@ -6,7 +6,8 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from rlhf_core.data.store import RunFolder, append_json_line, read_json_lines, stable_hash
+from rlhf_core.data.json_lines import append_json_line, read_json_lines
+from rlhf_core.data.store import RunFolder, stable_hash
 
 logger = logging.getLogger(__name__)
 

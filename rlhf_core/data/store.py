@@ -115,37 +115,6 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} is not valid JSON: {error}. It is damaged; remove it and resume the run.") from error
 
 
-def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
-    """Append one JSON line and force it to the disk; a last line that a kill cut short is removed first."""
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            content = path.read_bytes()
-            if not content.endswith(b"\n"):
-                file.truncate(content.rfind(b"\n") + 1)
-            file.write((json.dumps(value, sort_keys=True, default=str) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSON-lines file; a last line that a kill cut short is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text().split("\n")
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            if number == len(lines):
-                break
-            raise DataError(f"{path}, line {number} is not valid JSON: {error}.") from error
-    return rows
-
-
 def write_table(path: Path, frame: pd.DataFrame, schema: pa.Schema) -> None:
     """Write a frame as Parquet with exactly the schema's columns first; further columns follow as they are."""
     missing = [name for name in schema.names if name not in frame.columns]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from rlhf_core.config.run import RunConfig
 from rlhf_core.data.data_docs import write_data_docs
 from rlhf_core.data.events import record_event
 from rlhf_core.data.expectations import check_scored, split_rows
@@ -41,31 +42,13 @@ def run_stage(runtime: Runtime, scored: StageRef, iteration: int) -> StageRef:
         ValidationFailed: the table fails as a whole, or rows fail and the policy is to stop.
         CannotLearn: no row is left to learn from, or all are cut at the length limit with equal rewards (E08).
     """
-    config, folder = runtime.config, runtime.folder
-    final = folder.iteration(iteration) / "validated"
-    key = StageKey(
-        stage="validated",
-        inputs={"scored": scored.sha256},
-        settings=[
-            config.validation.model_dump(mode="json"),
-            config.rollout.max_prompt_tokens,
-            config.rollout.max_new_tokens,
-            iteration,
-        ],
-    )
+    final = runtime.folder.iteration(iteration) / "validated"
+    key = _stage_key(runtime.config, scored, iteration)
     if stored := finished_stage(final, key):
         return stored
     frame = read_table(scored.path / SCORED)
-    place = f"iteration {iteration}: scored rollouts"
-    if frame.empty:
-        raise CannotLearn(f"{place}: there are none. All samples were rejected; loosen rollout.rejection.")
-    check = check_scored("scored rollouts", frame, config.rollout, iteration)
-    title = f"Iteration {iteration}: scored rollouts"
-    docs = write_data_docs(folder.validation, f"iteration-{iteration:06d}", title, [check])
-    kept, quarantined = split_rows(check, frame, config.validation, f"{place} ({docs.name})")
-    is_valid = kept["valid"].to_numpy(dtype=bool)
-    valid, excluded = kept.loc[is_valid].reset_index(drop=True), kept.loc[~is_valid].reset_index(drop=True)
-    _require_signal(valid, excluded, quarantined, iteration, config.rollout.max_new_tokens)
+    valid, excluded, quarantined = _sorted_out(runtime, frame, iteration)
+    _require_signal(valid, excluded, quarantined, iteration, runtime.config.rollout.max_new_tokens)
     with stage_folder(final) as partial:
         write_table(partial / VALIDATED, valid, SCORED_SCHEMA)
         write_table(partial / EXCLUDED, excluded, SCORED_SCHEMA)
@@ -76,13 +59,37 @@ def run_stage(runtime: Runtime, scored: StageRef, iteration: int) -> StageRef:
     if len(quarantined):
         reasons = quarantined["quarantine_reasons"].value_counts().to_dict()
         record_event(
-            folder,
+            runtime.folder,
             "quarantine",
             f"{len(quarantined)} of {len(frame)} rollouts were quarantined: {reasons}. See {final.name}/{QUARANTINED}.",
             iteration=iteration,
             rows=len(quarantined),
         )
     return load_stage(final)
+
+
+def _stage_key(config: RunConfig, scored: StageRef, iteration: int) -> StageKey:
+    limits = [config.rollout.max_prompt_tokens, config.rollout.max_new_tokens]
+    return StageKey(
+        stage="validated",
+        inputs={"scored": scored.sha256},
+        settings=[config.validation.model_dump(mode="json"), *limits, iteration],
+    )
+
+
+def _sorted_out(
+    runtime: Runtime, frame: pd.DataFrame, iteration: int
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """`(valid, excluded, quarantined)` rows of the scored rollouts; the Data Docs of their check are written."""
+    config, place = runtime.config, f"iteration {iteration}: scored rollouts"
+    if frame.empty:
+        raise CannotLearn(f"{place}: there are none. All samples were rejected; loosen rollout.rejection.")
+    check = check_scored("scored rollouts", frame, config.rollout, iteration)
+    docs = write_data_docs(runtime.folder.validation, f"iteration-{iteration:06d}", place.capitalize(), [check])
+    kept, quarantined = split_rows(check, frame, config.validation, f"{place} ({docs.name})")
+    is_valid = kept["valid"].to_numpy(dtype=bool)
+    valid, excluded = (kept.loc[rows].reset_index(drop=True) for rows in (is_valid, ~is_valid))
+    return valid, excluded, quarantined
 
 
 def _require_signal(

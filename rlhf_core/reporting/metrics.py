@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch.utils.tensorboard import SummaryWriter
 
-from rlhf_core.data.store import RunFolder, disk_errors, fsync_path, read_json_lines, write_bytes
+from rlhf_core.data.json_lines import read_json_lines
+from rlhf_core.data.store import RunFolder, disk_errors, fsync_path, write_bytes
 from rlhf_core.errors import DataError
 from rlhf_core.reporting.sources import metrics_frame
 

@@ -16,8 +16,9 @@ from rlhf_core.checkpoints.registry import RegistryState
 from rlhf_core.config.evaluation import DecisionConfig
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.events import read_events
+from rlhf_core.data.json_lines import read_json_lines
 from rlhf_core.data.refs import BenchmarkScore, EvaluationResult
-from rlhf_core.data.store import RunFolder, read_json, read_json_lines
+from rlhf_core.data.store import RunFolder, read_json
 from rlhf_core.decisions.decide import is_real_drop
 from rlhf_core.errors import DataError
 from rlhf_core.reporting.reward_model_facts import RewardModelFacts, load_reward_model_facts

@@ -6,7 +6,8 @@ import math
 
 import pandas as pd
 
-from rlhf_core.data.store import RunFolder, append_json_line, read_json_lines
+from rlhf_core.data.json_lines import append_json_line, read_json_lines
+from rlhf_core.data.store import RunFolder
 from rlhf_core.errors import DataError
 
 TIMING_FILE = "timing.jsonl"

@@ -64,10 +64,7 @@ def sequence_rewards(
     valid, counts = parts.valid, parts.counts
     clipped, raw_clipped_fraction = _raw_clip(raw, counts, config.raw_clip)
     normalised = normalise_scores(clipped, counts, mode=config.normalisation, calibration=calibration, running=running)
-    rewards = torch.zeros_like(raw)
-    rewards[counts], clipped_fraction = clip_scores(normalised.values[counts], config.clip)
-    mean, _ = clip_scores(torch.tensor([_mean(normalised.values[counts])], dtype=torch.float64), config.clip)
-    rewards[parts.takes_mean] = mean
+    rewards, clipped_fraction = _clipped(normalised.values, parts, config.clip)
     rewards += ending_penalties(
         endings,
         early_penalty=config.penalties.early_end,
@@ -76,13 +73,12 @@ def sequence_rewards(
     raw = torch.where(parts.is_scored, raw, _mean(clipped[counts]))
     metrics = {
         **_raw_metrics(clipped[counts]),
+        **_reward_metrics(rewards[valid]),
         "reward/raw_clipped_fraction": raw_clipped_fraction,
         "reward/clipped_fraction": clipped_fraction,
         "reward/excluded_count": float((~valid).sum()),
         "reward/zero_std_fraction": normalised.zero_std_fraction,
     }
-    if valid.any():
-        metrics |= {"reward/mean": float(rewards[valid].mean()), "reward/std": float(rewards[valid].std(correction=0))}
     return SequenceRewards(
         raw=raw.tolist(),
         rewards=torch.where(valid, rewards, torch.nan).tolist(),
@@ -135,6 +131,15 @@ def _raw_clip(raw: Tensor, counts: Tensor, limit: float | None) -> tuple[Tensor,
     return clip_scores(raw, limit)[0], clip_scores(raw[counts], limit)[1]
 
 
+def _clipped(normalised: Tensor, parts: _Parts, limit: float) -> tuple[Tensor, float]:
+    """The normalised scores within ±limit, their mean where it stands for a score, and the share that was clipped."""
+    rewards = torch.zeros_like(normalised)
+    rewards[parts.counts], fraction = clip_scores(normalised[parts.counts], limit)
+    mean = torch.tensor([_mean(normalised[parts.counts])], dtype=torch.float64)
+    rewards[parts.takes_mean] = clip_scores(mean, limit)[0]
+    return rewards, fraction
+
+
 def _flags(values: Iterable[bool]) -> Tensor:
     return torch.tensor(list(values), dtype=torch.bool)
 
@@ -155,6 +160,13 @@ def _raw_metrics(raw: Tensor) -> dict[str, float]:
         "reward/raw_std": float(raw.std(correction=0)),
         **{f"reward/raw_p{p:02d}": float(value) for p, value in zip(PERCENTILES, percentiles, strict=True)},
     }
+
+
+def _reward_metrics(rewards: Tensor) -> dict[str, float]:
+    """Mean and spread of the valid rewards; nothing where there is none."""
+    if not len(rewards):
+        return {}
+    return {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std(correction=0))}
 
 
 def _reasons(raw: Tensor, parts: _Parts) -> list[str | None]:

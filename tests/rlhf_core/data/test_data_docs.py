@@ -4,7 +4,7 @@ import re
 
 from rlhf_core.data.data_docs import write_data_docs
 from rlhf_core.data.expectations import CheckResult, TableCheck
-from rlhf_core.data.store import read_json_lines
+from rlhf_core.data.json_lines import read_json_lines
 
 
 def check(*failed_rows: int) -> TableCheck:

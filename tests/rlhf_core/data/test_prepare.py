@@ -6,8 +6,8 @@ import pytest
 
 from rlhf_core.data import prepared
 from rlhf_core.data.events import read_events
+from rlhf_core.data.json_lines import read_json_lines
 from rlhf_core.data.prepare import run_stage
-from rlhf_core.data.store import read_json_lines
 from rlhf_core.errors import DataError
 
 PAIR = {"chosen": "w1 w2", "rejected": "w3"}

@@ -85,15 +85,6 @@ def test_another_system_error_is_not_disguised(tmp_path):
         raise OSError(errno.EIO, "odd")
 
 
-def test_a_line_that_a_kill_cut_short_is_left_out_but_a_broken_middle_is_refused(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"a": 1}\n{"a": 2')
-    assert store.read_json_lines(path) == [{"a": 1}]
-    path.write_text('{"a": 1}\n{"a": \n{"a": 3}\n')
-    with pytest.raises(DataError, match="line 2"):
-        store.read_json_lines(path)
-
-
 def test_a_table_keeps_lists_nulls_and_extra_columns(tmp_path):
     schema = pa.schema([("ids", pa.list_(pa.int32())), ("name", pa.string())])
     frame = pd.DataFrame({"name": ["a", None], "ids": [[1, 2], []], "extra": [0.5, 1.5]})
