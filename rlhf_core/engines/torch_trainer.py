@@ -20,6 +20,7 @@ from rlhf_core.engines.protocols import RolloutEvaluation, RolloutTensors
 from rlhf_core.errors import ConfigError
 from rlhf_core.models.loading import load_critic, load_policy, load_reference, load_tokenizer
 from rlhf_core.models.packed_attention import body_hidden
+from rlhf_core.models.precision import Autocast, autocast_context, effective_autocast
 from rlhf_core.numerics.kl import compare_with_reference
 from rlhf_core.numerics.logprobs import logprobs_from_hidden
 
@@ -48,6 +49,11 @@ class TorchTrainer:
         self.actor_optimizer = ScheduledAdamW(self.policy, config.ppo.actor, total_steps=total_steps)
         self.critic_optimizer = ScheduledAdamW(self.critic, config.ppo.critic_optimizer, total_steps=total_steps)
         _require_plain_logits(self.policy, device)
+
+    @property
+    def autocast(self) -> Autocast:
+        """The precision that the products really run in."""
+        return effective_autocast(self.device, self.config.model.autocast)
 
     def response_logprobs(self, pack: Pack, *, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """Return `(logprobs, entropy)` of the pack's targets, `[targets]` float32, nats; both carry gradients."""
@@ -117,8 +123,7 @@ class TorchTrainer:
             return body_hidden(self.critic.body, pack.ids, pack.positions, pack.lengths)
 
     def _autocast(self) -> torch.autocast:
-        is_on = self.config.model.autocast == "bfloat16"
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=is_on)
+        return autocast_context(self.device, self.config.model.autocast)
 
 
 def _critic_source(config: RunConfig) -> str | Path:
