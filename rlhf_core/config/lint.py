@@ -56,7 +56,18 @@ def lint(config: RunConfig) -> tuple[LintWarning, ...]:
             )
     if config.reward.scorer == "callable":
         warn("reward.scorer", "a callable is not validated like a reward model; check by hand that it cannot be gamed.")
+    for field, message in _precision_warnings(config).items():
+        warn(field, message)
     return tuple(found)
+
+
+def _precision_warnings(config: RunConfig) -> dict[str, str]:
+    """What this machine makes of bfloat16; only then torch is imported, which takes seconds."""
+    if "bfloat16" not in (config.model.autocast, config.model.reference_dtype):
+        return {}
+    from rlhf_core.models.precision import precision_warnings
+
+    return precision_warnings(config.model, config.compute)
 
 
 def items_to_detect(drop: float, confidence: float, *, discordant_share: float = 0.1) -> int:

@@ -24,7 +24,8 @@ class ModelConfig(StrictConfig):
         default="float32", description="precision of the frozen reference"
     )
     autocast: Literal["off", "bfloat16"] = Field(
-        default="off", description="bfloat16: matrix products in bf16, weights stay float32"
+        default="off",
+        description="bfloat16: matrix products in bf16 (a CPU without bf16 units: float32), weights stay float32",
     )
     gradient_checkpointing: bool = Field(default=False, description="recompute activations in backward, to save memory")
 

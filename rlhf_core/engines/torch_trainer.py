@@ -20,6 +20,7 @@ from rlhf_core.engines.protocols import RolloutEvaluation, RolloutTensors
 from rlhf_core.errors import ConfigError
 from rlhf_core.models.loading import load_critic, load_policy, load_reference, load_tokenizer
 from rlhf_core.models.packed_attention import body_hidden
+from rlhf_core.models.precision import Autocast, autocast_context, effective_autocast
 from rlhf_core.numerics.kl import compare_with_reference
 from rlhf_core.numerics.logprobs import logprobs_from_hidden
 
@@ -55,6 +56,11 @@ class TorchTrainer:
     def vocab_size(self) -> int:
         """Rows of the language-model head."""
         return _head(self.policy).shape[0]
+
+    @property
+    def autocast(self) -> Autocast:
+        """The precision that the products really run in."""
+        return effective_autocast(self.device, self.config.model.autocast)
 
     def response_logprobs(self, pack: Pack, *, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """Return `(logprobs, entropy)` of the pack's targets, `[targets]` float32, nats; both carry gradients."""
@@ -127,8 +133,7 @@ class TorchTrainer:
         return self.critic.values(hidden)
 
     def _autocast(self) -> torch.autocast:
-        is_on = self.config.model.autocast == "bfloat16"
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=is_on)
+        return autocast_context(self.device, self.config.model.autocast)
 
 
 def _critic_source(config: RunConfig) -> str | Path:

@@ -7,9 +7,8 @@ rows that are done leave the batch, so that nobody computes their padding; and l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from rlhf_core.engines.non_finite import NonFiniteLogits
 from rlhf_core.engines.protocols import Generation, GenerationRequest, Sampling
 from rlhf_core.engines.stop_strings import StopStrings
 from rlhf_core.errors import DataError, OutOfMemory
+from rlhf_core.models.precision import Autocast, autocast_context
 from rlhf_core.numerics.logprobs import require_temperature
 from rlhf_core.numerics.masking import mask_from_lengths
 
@@ -35,7 +35,7 @@ class TransformersRollout:
         tokenizer: PreTrainedTokenizerBase,
         *,
         batch_size: int,
-        autocast: Literal["off", "bfloat16"] = "off",
+        autocast: Autocast = "off",
     ) -> None:
         """Keep the model as it is.
 
@@ -43,7 +43,7 @@ class TransformersRollout:
             model: a causal language model in eval mode; its weights may change between calls.
             tokenizer: knows EOS, and decodes where stop texts are looked for.
             batch_size: responses generated together.
-            autocast: bfloat16 runs the matrix products in bf16.
+            autocast: bfloat16 runs the matrix products in bf16, where the processor has units for it.
         """
         self.model = model
         self.tokenizer = tokenizer
@@ -66,11 +66,9 @@ class TransformersRollout:
                 raise DataError(f"request {index} (seed {request.seed}) has an empty prompt. Leave such prompts out.")
         by_length = sorted(range(len(requests)), key=lambda i: (len(requests[i].prompt_ids), requests[i].prompt_ids))
         by_length.reverse()
-        device = self.model.device
-        precision = torch.autocast(device.type, torch.bfloat16) if self.autocast == "bfloat16" else nullcontext()
         found: dict[int, Generation] = {}
         try:
-            with torch.no_grad(), precision:
+            with torch.no_grad(), autocast_context(self.model.device, self.autocast):
                 for start in range(0, len(by_length), self.batch_size):
                     indices = by_length[start : start + self.batch_size]
                     drafts = [_Draft(index, requests[index]) for index in indices]

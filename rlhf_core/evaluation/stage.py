@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import pandas as pd
-import torch
 
 from rlhf_core.checkpoints.registry import Registry
 from rlhf_core.checkpoints.stage import start_policy
@@ -36,6 +35,7 @@ from rlhf_core.evaluation.held_out import HELD_OUT_SCHEMA, paired_gain, reward_s
 from rlhf_core.evaluation.local_tasks import write_local_task
 from rlhf_core.evaluation.perplexity import perplexity
 from rlhf_core.models.loading import pad_token_id
+from rlhf_core.models.precision import autocast_context
 from rlhf_core.numerics.masking import masked_mean
 from rlhf_core.runtime import Runtime
 
@@ -196,7 +196,7 @@ def _abilities(runtime: Runtime, policy: CheckpointRef) -> tuple[pd.DataFrame, f
     window = int(getattr(model.config, "max_position_embeddings", None) or 2048)
     requests = _CHOICES_PER_ITEM * sum(one.items or 0 for one in evaluation.benchmarks)
     with (
-        torch.autocast(runtime.device.type, torch.bfloat16, enabled=config.model.autocast == "bfloat16"),
+        autocast_context(runtime.device, config.model.autocast),
         runtime.progress("benchmarks", requests) as bar,
     ):
         tasks = runtime.folder.baseline / "tasks"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from rlhf_core.data.transcripts import prompt_messages
 from rlhf_core.errors import ConfigError
 from rlhf_core.models.loading import resolve_model
 from rlhf_core.models.pair_packing import PairTokens, pack_pairs
+from rlhf_core.models.precision import Autocast, autocast_context
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class DialogueForm:
 
     max_tokens: int
     system_prompt: str | None = None
-    autocast: Literal["off", "bfloat16"] = "off"
+    autocast: Autocast = "off"
 
     @classmethod
     def of(cls, config: RunConfig) -> DialogueForm:
@@ -67,7 +67,7 @@ class RewardModel:
     def forward_pairs(self, pairs: Sequence[PairTokens]) -> Tensor:
         """Float32 scores `[pairs, 2]` of chosen and rejected; differentiable where the caller allows it."""
         packed = pack_pairs(pairs, self.model.device)
-        with self._precision():
+        with autocast_context(self.model.device, self.form.autocast):
             hidden = self.body(
                 input_ids=packed.ids, attention_mask=packed.attention, position_ids=packed.positions, use_cache=False
             ).last_hidden_state
@@ -78,7 +78,7 @@ class RewardModel:
         """Float32 scores `[dialogues]`, read at each one's last token; padding is on the right and never looked at."""
         ids, mask = padded(dialogues, 0)
         ids, mask = ids.to(self.model.device), mask.to(self.model.device)
-        with self._precision():
+        with autocast_context(self.model.device, self.form.autocast):
             hidden = self.body(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
         last = mask.sum(dim=1) - 1
         return self._head(hidden[torch.arange(len(ids), device=ids.device), last])
@@ -105,10 +105,6 @@ class RewardModel:
         bias = getattr(self.model.score, "bias", None)
         with torch.autocast(hidden.device.type, enabled=False):
             return torch.nn.functional.linear(hidden.float(), weight, bias).squeeze(-1)
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        is_half = self.form.autocast == "bfloat16"
-        return torch.autocast(self.model.device.type, torch.bfloat16) if is_half else nullcontext()
 
 
 def new_reward_model(

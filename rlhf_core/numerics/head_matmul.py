@@ -13,7 +13,7 @@ _BLOCK_ELEMENTS = 2**21
 
 
 @cache
-def _cpu_multiplies_bfloat16() -> bool:
+def cpu_multiplies_bfloat16() -> bool:
     """Whether this CPU has bfloat16 instructions; without them its matmuls are 4 to 140 times slower (measured)."""
     return any(flag.endswith("bf16") and present is True for flag, present in torch.cpu.get_capabilities().items())
 
@@ -29,7 +29,7 @@ def matmul_dtype(hidden: Tensor, head_weight: Tensor) -> torch.dtype:
     else:
         dtype = torch.promote_types(hidden.dtype, head_weight.dtype)
     is_half = dtype in (torch.bfloat16, torch.float16)
-    return torch.float32 if is_half and device == "cpu" and not _cpu_multiplies_bfloat16() else dtype
+    return torch.float32 if is_half and device == "cpu" and not cpu_multiplies_bfloat16() else dtype
 
 
 def softmax_dtype(dtype: torch.dtype) -> torch.dtype:

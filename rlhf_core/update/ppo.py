@@ -192,7 +192,7 @@ class PpoUpdate:
 
     def _require_ratio_of_one(self, deviation: float) -> None:
         """P1: before the first step the policy is the one that `old_logprobs` are of."""
-        autocast = self._trainer.config.model.autocast
+        autocast = self._trainer.autocast
         if deviation <= _RATIO_TOLERANCE[autocast]:
             return
         self._trainer.actor_optimizer.discard_gradients()

@@ -10,6 +10,7 @@ from rlhf_core.engines.packing import pack_rollouts
 from rlhf_core.engines.protocols import RolloutTensors
 from rlhf_core.engines.torch_trainer import TorchTrainer
 from rlhf_core.errors import ConfigError
+from rlhf_core.numerics import head_matmul
 from tests.rlhf_core.engines.trainer_case import CPU, perturb, ppo, random_rollouts, run_config
 from tests.tiny_model import make_tiny_model
 
@@ -124,7 +125,8 @@ def test_gradient_checkpointing_changes_no_gradient(tmp_path):
         torch.testing.assert_close(plain, recomputed, rtol=1e-5, atol=1e-6)
 
 
-def test_bfloat16_autocast_stays_near_float32_and_keeps_float32_weights(tmp_path):
+def test_bfloat16_autocast_stays_near_float32_and_keeps_float32_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(head_matmul, "cpu_multiplies_bfloat16", lambda: True)
     model = make_tiny_model(tmp_path / "model")
     exact, rough = (
         TorchTrainer(
@@ -138,6 +140,18 @@ def test_bfloat16_autocast_stays_near_float32_and_keeps_float32_weights(tmp_path
     assert not torch.equal(first.logprobs, second.logprobs)
     assert {p.dtype for p in rough.policy.parameters()} == {torch.float32}
     assert {p.dtype for p in rough.reference.parameters()} == {torch.bfloat16}
+
+
+def test_on_a_cpu_that_only_emulates_bfloat16_autocast_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(head_matmul, "cpu_multiplies_bfloat16", lambda: False)
+    model = make_tiny_model(tmp_path / "model")
+    exact, asked = (
+        TorchTrainer(run_config(model, model={"policy": str(model), "autocast": autocast}), CPU)
+        for autocast in ("off", "bfloat16")
+    )
+    assert asked.autocast == "off"
+    for name, tensor in vars(exact.evaluate(random_rollouts())).items():
+        assert torch.equal(tensor, getattr(asked.evaluate(random_rollouts()), name)), name
 
 
 def test_the_critic_starts_at_zero_and_holds_no_language_model_head(tmp_path):

@@ -10,6 +10,7 @@ from rlhf_core.engines.protocols import Generation, GenerationRequest, Sampling
 from rlhf_core.engines.transformers_rollout import TransformersRollout, eos_token_ids
 from rlhf_core.errors import ConfigError, DataError, OutOfMemory
 from rlhf_core.models.loading import load_policy
+from rlhf_core.numerics import head_matmul
 from tests.tiny_model import make_tiny_model
 
 SAMPLING = Sampling(max_new_tokens=24, temperature=1.0)
@@ -138,7 +139,8 @@ def test_case_N05_logits_that_are_no_numbers_name_their_request(model, tokenizer
     assert (caught.value.request_index, caught.value.token_index, caught.value.transient) == (1, 0, True)
 
 
-def test_bfloat16_autocast_changes_precision_alone(model, tokenizer, alone):
+def test_bfloat16_autocast_changes_precision_alone(model, tokenizer, alone, monkeypatch):
+    monkeypatch.setattr(head_matmul, "cpu_multiplies_bfloat16", lambda: True)
     engine = TransformersRollout(model, tokenizer, batch_size=8, autocast="bfloat16")
     found = engine.generate(requests_of(8, model.config.vocab_size), SAMPLING)
     assert all(p.dtype == torch.float32 for p in model.parameters())

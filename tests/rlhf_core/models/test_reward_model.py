@@ -5,6 +5,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from rlhf_core.config.models import ModelConfig
 from rlhf_core.errors import ConfigError
 from rlhf_core.models.reward_model import DialogueForm, RewardModel, load_reward_model, new_reward_model
+from rlhf_core.numerics import head_matmul
 from tests.tiny_model import make_tiny_model
 
 CPU = torch.device("cpu")
@@ -84,7 +85,8 @@ def test_the_saved_folder_scores_alike_in_plain_transformers_and_when_loaded(rew
     torch.testing.assert_close(loaded.score_dialogues(texts, 4), want)
 
 
-def test_bfloat16_autocast_keeps_float32_weights_and_scores(reward_model):
+def test_bfloat16_autocast_keeps_float32_weights_and_scores(reward_model, monkeypatch):
+    monkeypatch.setattr(head_matmul, "cpu_multiplies_bfloat16", lambda: True)
     half = RewardModel(reward_model.model, reward_model.tokenizer, DialogueForm(64, autocast="bfloat16"))
     texts = dialogues(reward_model)
     scores, want = half.score_dialogues(texts, 4), reward_model.score_dialogues(texts, 4)

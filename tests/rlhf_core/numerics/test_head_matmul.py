@@ -23,7 +23,7 @@ def test_blocks_of_a_huge_vocabulary_hold_at_least_a_row():
 
 @pytest.mark.parametrize(("has_bfloat16", "want"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_a_half_precision_that_the_cpu_would_emulate_becomes_float32(monkeypatch, has_bfloat16, want):
-    monkeypatch.setattr(head_matmul, "_cpu_multiplies_bfloat16", lambda: has_bfloat16)
+    monkeypatch.setattr(head_matmul, "cpu_multiplies_bfloat16", lambda: has_bfloat16)
     weights = torch.zeros(1, 1)
     assert matmul_dtype(weights, weights) == torch.float32
     assert matmul_dtype(weights.bfloat16(), weights.bfloat16()) == want

@@ -75,7 +75,7 @@ def test_a_policy_has_no_kl_to_itself_and_gets_no_gradient():
 
 @pytest.mark.parametrize("has_bfloat16", [True, False])
 def test_under_autocast_a_comparison_is_float32_and_near_that_of_float32(monkeypatch, has_bfloat16):
-    monkeypatch.setattr(head_matmul, "_cpu_multiplies_bfloat16", lambda: has_bfloat16)
+    monkeypatch.setattr(head_matmul, "cpu_multiplies_bfloat16", lambda: has_bfloat16)
     hidden, ref_hidden, heads, ids = models()
     single = (hidden.float(), ref_hidden.float(), (heads[0].float(), heads[1].float()), ids)
     want = compare_with_reference(*single)

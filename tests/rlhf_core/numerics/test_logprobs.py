@@ -114,7 +114,7 @@ def test_a_certain_token_and_an_impossible_one_keep_their_logprobs():
 
 @pytest.mark.parametrize("has_bfloat16", [True, False])
 def test_under_autocast_results_are_float32_and_close_to_those_of_float32(monkeypatch, has_bfloat16):
-    monkeypatch.setattr(head_matmul, "_cpu_multiplies_bfloat16", lambda: has_bfloat16)
+    monkeypatch.setattr(head_matmul, "cpu_multiplies_bfloat16", lambda: has_bfloat16)
     states, head, ids = problem(dtype=torch.float32)
     want = plain(states, head, ids, 1.0)
     want_gradients = torch.autograd.grad(want[0].sum(), (states, head))

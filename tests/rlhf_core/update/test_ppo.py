@@ -12,6 +12,7 @@ from rlhf_core.data.refs import ControlState
 from rlhf_core.engines.protocols import ExperienceTensors, RolloutTensors
 from rlhf_core.engines.torch_trainer import TorchTrainer
 from rlhf_core.errors import DataError, NumericsError
+from rlhf_core.numerics import head_matmul
 from rlhf_core.update.ppo import PpoUpdate
 from tests.rlhf_core.engines.trainer_case import (
     CONTROL,
@@ -157,6 +158,19 @@ def test_case_K01_the_first_ratio_is_one_at_temperature_0_6_and_another_temperat
     assert all(p.grad is None for p in trainer.policy.parameters())
     trainer.temperature = 0.6
     assert updated(trainer, experience)["update/ratio_first_deviation"] < 1e-4
+
+
+@pytest.mark.parametrize("has_units", [True, False])
+def test_the_first_ratio_may_differ_as_the_precision_really_used_lets_it(model, monkeypatch, has_units):
+    monkeypatch.setattr(head_matmul, "cpu_multiplies_bfloat16", lambda: has_units)
+    trainer = TorchTrainer(run_config(model, model={"policy": str(model), "autocast": "bfloat16"}), CPU)
+    experience = random_experience(trainer, random_rollouts())
+    experience.old_logprobs.add_(0.1)
+    if has_units:
+        assert updated(trainer, experience)["update/ratio_first_deviation"] > 0.05
+    else:
+        with pytest.raises(NumericsError, match="autocast off"):
+            updated(trainer, experience)
 
 
 def test_the_policy_moves_towards_tokens_with_positive_advantage(model):
