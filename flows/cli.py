@@ -77,7 +77,7 @@ def check(config: Config, overrides: Overrides = None) -> None:
         console.print(f"[yellow]warning[/] {warning.field}: {warning.message}", highlight=False)
     print(
         f"{settings.name}: valid; {len(warnings)} warning(s); {settings.rounds} rounds × "
-        f"{settings.iterations_per_round} iterations of {settings.rollout.rollouts_per_iteration} rollouts"
+        f"{settings.iterations_per_round} iterations of {settings.rollout.rollouts_in(1)} rollouts"
     )
 
 

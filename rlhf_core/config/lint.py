@@ -32,10 +32,10 @@ def lint(config: RunConfig) -> tuple[LintWarning, ...]:
         warn("ppo.clip_range", f"{ppo.clip_range} is far from 0.2, where PPO is known to be stable.")
     if config.reward.normalisation == "none":
         warn("reward.normalisation", "rewards are not normalised; their scale then sets the step size (S5, S14).")
-    if config.rollout.rollouts_per_iteration < 16:
+    if config.rollout.rollouts_in(1) < 16:
         warn(
             "rollout",
-            f"{config.rollout.rollouts_per_iteration} rollouts an iteration are few for the noise; 32 are usual.",
+            f"{config.rollout.rollouts_in(1)} rollouts an iteration are few for the noise; 32 are usual.",
         )
     if not ppo.ptx.enabled and config.data.general_fraction == 0:
         warn(

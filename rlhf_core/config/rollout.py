@@ -55,6 +55,11 @@ class RolloutConfig(StrictConfig):
         """Responses per prompt in that iteration."""
         return size_at(self.samples_schedule, iteration, default=self.samples_per_prompt)
 
+    @property
+    def most_prompts(self) -> int:
+        """Prompts of the largest iteration."""
+        return max([self.prompts_per_iteration, *(size for _, size in self.prompts_schedule)])
+
     def rollouts_in(self, iteration: int) -> int:
         return self.prompts_in(iteration) * self.samples_in(iteration)
 

@@ -101,7 +101,7 @@ def _stage_key(config: RunConfig) -> StageKey:
         },
         settings={
             "data": data.model_dump(mode="json", exclude={"root"}),
-            "rollout": [config.rollout.max_prompt_tokens, config.rollout.prompts_per_iteration],
+            "rollout": [config.rollout.max_prompt_tokens, config.rollout.most_prompts],
             "ptx_max_tokens": config.ppo.ptx.max_tokens,
             "held_out_rollouts": config.evaluation.held_out_rollouts,
             "validation": config.validation.model_dump(mode="json"),
@@ -203,7 +203,7 @@ def _report_small_groups(folder: RunFolder, config: RunConfig, pool: pd.DataFram
     """Say once which domains are smaller than what an iteration takes from them, so that their prompts repeat."""
     sizes = Counter(pool.loc[~pool["is_general"].to_numpy(dtype=bool), "domain"].tolist())
     shares = domain_shares(list(sizes), config.data.domain_weights)
-    count = (1 - config.data.general_fraction) * config.rollout.prompts_per_iteration
+    count = (1 - config.data.general_fraction) * config.rollout.most_prompts
     wanted = {name: math.ceil(share * count) for name, share in shares.items()}
     small = {name: f"{sizes[name]} of {need}" for name, need in wanted.items() if sizes[name] < need}
     if small:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
+
+from rlhf_core.errors import ConfigError
 
 
 def ending_penalties(
@@ -23,3 +26,20 @@ def ending_penalties(
     """
     penalty = {"natural": 0.0, "early": early_penalty, "truncated": truncation_penalty}
     return torch.tensor([penalty[ending] for ending in endings], dtype=torch.float64)
+
+
+def matches_any(responses: Sequence[str], patterns: Sequence[str]) -> Bool[Tensor, " batch"]:
+    """Return True where a response matches one of the regular expressions, in any case of letters.
+
+    Raises:
+        ConfigError: a pattern is no regular expression.
+    """
+    compiled: list[re.Pattern[str]] = []
+    for pattern in patterns:
+        try:
+            compiled.append(re.compile(pattern, re.IGNORECASE))
+        except re.error as error:
+            raise ConfigError(
+                f"reward.unsafe_patterns: {pattern!r} is no regular expression ({error}). Escape its special characters."
+            ) from error
+    return torch.tensor([any(found.search(text) for found in compiled) for text in responses], dtype=torch.bool)

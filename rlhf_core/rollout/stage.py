@@ -108,13 +108,13 @@ def _places(runtime: Runtime, iteration: int) -> list[Place]:
     config = runtime.config
     drawn = draw_prompts(
         prompt_pool(runtime.folder),
-        count=config.rollout.prompts_per_iteration,
+        count=config.rollout.prompts_in(iteration),
         iteration=iteration,
         seed=derive_seed(config.seed, "prompts"),
         domain_weights=config.data.domain_weights,
         general_fraction=config.data.general_fraction,
     )
-    return places_of(drawn, config.rollout.samples_per_prompt)
+    return places_of(drawn, config.rollout.samples_in(iteration))
 
 
 def _stage_key(runtime: Runtime, policy: CheckpointRef, iteration: int) -> StageKey:
