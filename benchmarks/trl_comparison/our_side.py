@@ -13,7 +13,7 @@ from rlhf_core.data.collate import padded
 from rlhf_core.data.refs import ControlState
 from rlhf_core.engines.protocols import ExperienceTensors, Generation, GenerationRequest, RolloutTensors, Sampling
 from rlhf_core.engines.transformers_rollout import TransformersRollout
-from rlhf_core.experience.build import build_experience, judgement
+from rlhf_core.experience.build import Estimation, build_experience, judgement
 from rlhf_core.models.loading import load_tokenizer
 from rlhf_core.workers.inline import InlineWorkers
 from trl_comparison.measure import PhaseMeter
@@ -43,7 +43,7 @@ def main(settings_path: str, result_path: str) -> None:
         meter.enter("experience")
         experience = experience_of(workers, config, settings, generations)
         meter.enter("update")
-        workers.update(experience, [], ControlState(kl_coef=0.05, ptx_coef=0.0), seed=number)
+        workers.update(experience, [], ControlState(kl_coef=0.05, ptx_coef=0.0), iteration=number + 1, seed=number)
         meter.enter(None)
     meter.write(result_path, skipped=settings.warmup_updates)
 
@@ -72,6 +72,7 @@ def run_config(settings: Settings) -> RunConfig:
                 "mini_batch_rollouts": settings.mini_batch,
                 "micro_batch_rollouts": settings.micro_batch,
                 "ptx": {"enabled": False},
+                "loss_kl": {"coef": 0.0},
                 "epoch_stop": {"max_kl_nats": 1e9, "max_clip_fraction": 1.0, "min_mean_abs_advantage": 0.0},
             },
         }
@@ -100,9 +101,19 @@ def experience_of(
     rollouts = RolloutTensors(prompt_ids, prompt_mask, response_ids, response_mask)
     said = workers.evaluate_rollouts(rollouts)
     draw = random.Random(settings.seed)
-    judged = judgement([draw.gauss(0.0, 1.0) for _ in generations], ["natural"] * len(generations))
-    built, _ = build_experience(said, judged, response_mask, kl_coef=0.05, settings=(config.ppo, config.reward))
-    return ExperienceTensors(rollouts, said.logprobs, said.ref_logprobs, said.values, built.advantages, built.returns)
+    count = len(generations)
+    judged = judgement([draw.gauss(0.0, 1.0) for _ in generations], ["natural"] * count, [str(i) for i in range(count)])
+    how = Estimation(kl_coef=0.05, iteration=1, config=config)
+    built, _ = build_experience(said, judged, response_mask, how)
+    return ExperienceTensors(
+        rollouts,
+        said.logprobs,
+        said.ref_logprobs,
+        said.values,
+        built.advantages,
+        built.returns,
+        importance=torch.ones_like(said.logprobs),
+    )
 
 
 if __name__ == "__main__":

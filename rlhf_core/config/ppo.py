@@ -197,8 +197,8 @@ class KlControllerConfig(StrictConfig):
     horizon_rollouts: int = Field(
         default=10_000, ge=1, description="proportional: rollouts over which a full error changes β by its size"
     )
-    proportional_gain: float = Field(default=0.1, ge=0, description="pid: of the error log(KL / target)")
-    integral_gain: float = Field(default=0.02, ge=0)
+    proportional_gain: float = Field(default=0.2, ge=0, description="pid: of the error KL / target - 1, kept to ±1")
+    integral_gain: float = Field(default=0.1, gt=0)
     derivative_gain: float = Field(default=0.0, ge=0)
     start: float = Field(default=0.05, gt=0, description="first kl_coef")
     target_nats: float = Field(default=0.02, gt=0, description="KL to the reference per token")

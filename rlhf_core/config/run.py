@@ -98,7 +98,8 @@ class RunConfig(StrictConfig):
                 "no reward model: give reward_model.path, or data.preferences.train to train one, "
                 "or reward.scorer=callable with reward.callable.path."
             )
-        if self.algorithm.is_by_group or self.reward.normalisation == "group":
+        by_group = self.algorithm.is_by_group or self.algorithm.dynamic_sampling.enabled
+        if by_group or self.reward.normalisation == "group":
             self._require_groups()
         if self.data.general_fraction and not self.data.sft:
             raise ValueError("data.general_fraction > 0 needs data.sft, where the general prompts come from.")

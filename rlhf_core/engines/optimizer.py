@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rlhf_core.config.ppo import OptimizerConfig
 from rlhf_core.control.learning_rate import constant, warmup_cosine
 from rlhf_core.errors import CheckpointError
+from rlhf_core.numerics.reductions import AllReduce, identity
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -71,9 +72,16 @@ class ScheduledAdamW:
         )
 
     @torch.no_grad()
-    def step(self, learning_rate_factor: float = 1.0) -> StepResult:
-        """Clip the gradients, take one step and release them; take none where a gradient is NaN or infinite."""
+    def step(self, learning_rate_factor: float = 1.0, all_reduce: AllReduce = identity) -> StepResult:
+        """Clip the gradients, take one step and release them; take none where a gradient is NaN or infinite.
+
+        Args:
+            learning_rate_factor: of the schedule's rate.
+            all_reduce: sums gradients over ranks; all of them then step, clip or refuse alike.
+        """
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        if all_reduce is not identity:
+            _sum_over_ranks(gradients, all_reduce)
         norm = float(torch.nn.utils.get_total_norm(gradients))
         rate, limit = self.learning_rate(learning_rate_factor), self._config.max_grad_norm
         is_finite, is_clipped = math.isfinite(norm), norm > limit
@@ -141,3 +149,10 @@ class ScheduledAdamW:
                     moment: moments[f"{name}/{moment}"].to(parameter.device, copy=True) for moment in _MOMENTS
                 }
         self.steps, self.skipped_in_row = steps, skipped_in_row
+
+
+def _sum_over_ranks(gradients: Sequence[Tensor], all_reduce: AllReduce) -> None:
+    """Replace each gradient by its sum over ranks, in one reduction."""
+    flat = all_reduce(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+    for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(total.view_as(gradient))

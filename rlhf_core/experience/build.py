@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_core.config.run import RunConfig
-from rlhf_core.control.gae_lambda import lambda_by_length, staged_lambda
+from rlhf_core.control.gae_lambda import gae_lambda_by_length, staged_gae_lambda
 from rlhf_core.engines.protocols import RolloutEvaluation
 from rlhf_core.experience.estimators import CriticsView, estimate_advantages
 from rlhf_core.experience.kl_shaping import KlTokenLimit, shape_rewards
@@ -142,9 +142,10 @@ def _gae_lambda(how: Estimation, response_mask: Tensor) -> float | Float[Tensor,
     """λ as `ppo.gae_lambda_policy` has it (A4)."""
     policy = how.config.ppo.gae_lambda_policy
     if policy == "by_length":
-        return lambda_by_length(response_mask.sum(dim=1))
+        return gae_lambda_by_length(response_mask.sum(dim=1))
     if policy == "staged":
-        return staged_lambda(how.iteration, how.config.iterations)
+        borders = [how.config.iterations * third // 3 + 1 for third in (1, 2)]
+        return staged_gae_lambda(how.iteration, borders=borders)
     return how.config.ppo.gae_lambda
 
 

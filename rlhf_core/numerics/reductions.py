@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 AllReduce = Callable[[Tensor], Tensor]
-"""Sums a float64 tensor over ranks and returns the sum; every rank must call it equally often."""
+"""Sums a tensor over ranks and returns the sum; every rank must call it equally often, with equal shapes."""
 
 EPSILON = 1e-8
 """Floor of every standard deviation that is divided by."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,7 @@ from rlhf_core.data.store import (
     write_table,
 )
 from rlhf_core.errors import CannotLearn
+from rlhf_core.rollout.dynamic_sampling import sample_informative_groups
 from rlhf_core.rollout.rejection import Sampled, rejection_counts, sample_with_rejection
 from rlhf_core.rollout.sampling import Place, SampleOrigin, Sampler, places_of
 from rlhf_core.rollout.text_statistics import distinct_fraction, repeated_ngram_fraction
@@ -55,7 +56,8 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, iteration: int) -> StageR
     origin = SampleOrigin(runtime.config.seed, iteration, policy.step)
     engine = runtime.rollout_engine(policy)
     with runtime.progress(f"iteration {iteration}: responses", len(places)) as bar:
-        sampled = sample_with_rejection(Sampler(engine, runtime.tokenizer, config, origin, bar.advance), places)
+        sampler = Sampler(engine, runtime.tokenizer, config, origin, bar.advance)
+        sampled, group_metrics = _sampled(runtime, sampler, places)
     if sampled.kept.empty:
         raise CannotLearn(
             f"iteration {iteration}: all {len(places)} responses were rejected ({rejection_counts(sampled.rejected)}). "
@@ -64,7 +66,8 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, iteration: int) -> StageR
     with stage_folder(final) as partial:
         write_table(partial / ROLLOUTS, sampled.kept, ROLLOUT_SCHEMA)
         write_table(partial / REJECTED, sampled.rejected, ROLLOUT_SCHEMA)
-        finish_stage(partial, key, rows=len(sampled.kept), metrics=rollout_metrics(sampled, len(places)))
+        metrics = rollout_metrics(sampled, len(places)) | group_metrics
+        finish_stage(partial, key, rows=len(sampled.kept), metrics=metrics)
     given_up = len(places) - len(sampled.kept)
     if given_up:
         record_event(
@@ -75,6 +78,24 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, iteration: int) -> StageR
             given_up=given_up,
         )
     return load_stage(final)
+
+
+def _sampled(runtime: Runtime, sampler: Sampler, places: list[Place]) -> tuple[Sampled, dict[str, float]]:
+    """All places' responses; with dynamic sampling those of uniform groups drawn anew."""
+    dynamic = runtime.config.algorithm.dynamic_sampling
+    if not dynamic.enabled:
+        return sample_with_rejection(sampler, places), {}
+    reward, scorer = runtime.config.reward, runtime.scorer()
+
+    def score(rows: pd.DataFrame) -> list[float]:
+        records = rows.to_dict("records")
+        asked = [i for i, row in enumerate(records) if reward.scores_truncated or row["ending"] != "truncated"]
+        scores = [float("nan")] * len(records)
+        for i, found in zip(asked, scorer.score([records[i] for i in asked]) if asked else [], strict=True):
+            scores[i] = found
+        return scores
+
+    return sample_informative_groups(sampler, places, score, max_attempts=dynamic.max_attempts)
 
 
 def rollout_metrics(sampled: Sampled, places: int) -> dict[str, float]:
@@ -130,7 +151,20 @@ def _stage_key(runtime: Runtime, policy: CheckpointRef, iteration: int) -> Stage
             "domain_weights": config.data.domain_weights,
             "general_fraction": config.data.general_fraction,
             "autocast": config.model.autocast,
+            "dynamic_sampling": _dynamic_sampling_settings(runtime),
             "seed": config.seed,
             "iteration": iteration,
         },
     )
+
+
+def _dynamic_sampling_settings(runtime: Runtime) -> dict[str, Any] | None:
+    """What decides which groups are drawn anew; None where they are not."""
+    config = runtime.config
+    if not config.algorithm.dynamic_sampling.enabled:
+        return None
+    return {
+        "dynamic_sampling": config.algorithm.dynamic_sampling.model_dump(mode="json"),
+        "score_truncated": config.reward.scores_truncated,
+        "scorer": [config.reward.scorer, config.reward_model.path],
+    }

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from rlhf_core.config.run import RunConfig
-from rlhf_core.control.clip_range import clip_range_by_kl
+from rlhf_core.control.clip_range import BASE_CLIP_RANGE, adaptive_clip_range
 from rlhf_core.data.refs import ControlState
 from rlhf_core.numerics.kl_loss import kl_loss, reverse_kl_loss
-from rlhf_core.numerics.policy_loss import ppo_policy_loss
+from rlhf_core.numerics.policy_loss import PolicyClip, ppo_policy_loss
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,7 @@ class ActorBatch:
 class ActorLossSettings:
     """Coefficients of one update."""
 
-    clip_range: float
-    clip_range_high: float
-    dual_clip: float | None
+    clip: PolicyClip
     entropy_coef: float
     kl_coef: float
     """Of the KL in the loss: P4's, and β where it acts here."""
@@ -51,13 +49,11 @@ def actor_loss_settings(config: RunConfig, control: ControlState, vocab_size: in
     ppo = config.ppo
     clip_range, high = ppo.clip_range, ppo.clip_range_high or ppo.clip_range
     if ppo.clip_range_policy != "fixed" and control.kl_average_nats is not None:
-        factor = clip_range_by_kl(control.kl_average_nats, base=1.0, direction=ppo.clip_range_policy)
+        factor = adaptive_clip_range(control.kl_average_nats, ppo.clip_range_policy) / BASE_CLIP_RANGE
         clip_range, high = factor * clip_range, factor * high
     beta = 0.0 if config.algorithm.kl_in_reward else control.kl_coef
     return ActorLossSettings(
-        clip_range=clip_range,
-        clip_range_high=high,
-        dual_clip=ppo.dual_clip,
+        clip=PolicyClip(clip_range, high, ppo.dual_clip),
         entropy_coef=0.01 * math.log(vocab_size) if ppo.entropy_coef == "log_vocab" else ppo.entropy_coef,
         kl_coef=beta + config.loss_kl_coef,
         kl_estimator=ppo.loss_kl.estimator,
@@ -77,12 +73,9 @@ def actor_loss(
     loss, metrics = ppo_policy_loss(
         batch.logprobs,
         batch.old_logprobs,
-        batch.advantages,
+        batch.importance * batch.shares * batch.advantages,
         everywhere,
-        clip_range=settings.clip_range,
-        clip_range_high=settings.clip_range_high,
-        dual_clip=settings.dual_clip,
-        weights=batch.importance * batch.shares,
+        clip_range=settings.clip,
         token_count=token_count,
     )
     entropy = (batch.shares * batch.entropy).sum() / token_count

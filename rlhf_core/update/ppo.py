@@ -19,8 +19,8 @@ from rlhf_core.engines.packing import Pack, pack_documents, pack_rollouts
 from rlhf_core.engines.protocols import ExperienceTensors
 from rlhf_core.engines.torch_trainer import TorchTrainer
 from rlhf_core.errors import DataError, NumericsError
+from rlhf_core.numerics.aggregation import token_weights
 from rlhf_core.numerics.checks import require_finite
-from rlhf_core.numerics.masking import masked_mean
 from rlhf_core.numerics.ptx_loss import ptx_loss
 from rlhf_core.numerics.reductions import AllReduce, identity
 from rlhf_core.numerics.value_loss import clipped_value_loss
@@ -107,7 +107,8 @@ class PpoUpdate:
             real=sum(sum(pack.lengths) for pack in packs), computed=sum(len(pack.ids) for pack in packs)
         )
 
-        shares = [self._token_shares(rows, micro, token_count) for micro in micros]
+        sequence_count = float(self._sum(torch.tensor(len(rows))))
+        shares = [self._token_shares(m, token_count=token_count, sequence_count=sequence_count) for m in micros]
         metrics = self._reduced([
             self._actor_backward(pack, micro, share, token_count)
             for pack, micro, share in zip(packs, micros, shares, strict=True)
@@ -127,16 +128,15 @@ class PpoUpdate:
         self._tally.mini_batches += 1
         return None if step.is_skipped else metrics["update/approx_kl_nats"]
 
-    def _token_shares(self, rows: list[int], micro: Tensor, token_count: float) -> Tensor:
-        """What each of the micro-batch's response tokens counts, `[targets]`: 1, or by the length of its response.
-
-        With `sequence` every response counts alike: its tokens share `token_count / responses of the mini-batch`.
-        """
-        lengths = self._experience.rollouts.response_mask[micro].sum(dim=1)
-        if self._trainer.config.algorithm.loss_aggregation == "token":
-            return torch.ones(int(lengths.sum()), device=lengths.device)
-        responses = float(self._sum(torch.tensor(len(rows))))
-        return (token_count / responses / lengths).repeat_interleave(lengths)
+    def _token_shares(self, micro: Tensor, *, token_count: float, sequence_count: float) -> Tensor:
+        """What each of the micro-batch's response tokens counts, `[targets]`: 1, or by the length of its response."""
+        mask = self._experience.rollouts.response_mask[micro]
+        return token_weights(
+            mask,
+            self._trainer.config.algorithm.loss_aggregation,
+            token_count=token_count,
+            sequence_count=sequence_count,
+        )[mask].float()
 
     def _actor_backward(self, pack: Pack, rows: Tensor, shares: Tensor, token_count: float) -> dict[str, Tensor]:
         logprobs, entropy = self._trainer.response_logprobs(pack)
@@ -180,7 +180,7 @@ class PpoUpdate:
         return metrics
 
     def _step(self, optimizer: ScheduledAdamW, name: str) -> StepResult:
-        result = optimizer.step(self._control.learning_rate_factor)
+        result = optimizer.step(self._control.learning_rate_factor, self._all_reduce)
         self._tally.add_step(name, result)
         if optimizer.skipped_in_row > self._config.max_skipped_updates:
             raise NumericsError(
@@ -191,13 +191,13 @@ class PpoUpdate:
         return result
 
     def _require_ratio_of_one(self, deviation: float) -> None:
-        """P1: before the first step the policy is the one that `old_logprobs` are of."""
+        """P1: before the first step the policy is the one that `old_logprobs` are of. All ranks refuse together."""
         autocast = self._trainer.autocast
-        if deviation <= _RATIO_TOLERANCE[autocast]:
+        if not self._sum(torch.tensor(not deviation <= _RATIO_TOLERANCE[autocast])):
             return
         self._trainer.actor_optimizer.discard_gradients()
         raise NumericsError(
-            f"before the first step a token's ratio differs from 1 by {deviation:.3g}, more than "
+            f"before the first step a token's ratio differs from 1 by {deviation:.3g} on this rank; allowed are "
             f"{_RATIO_TOLERANCE[autocast]} (autocast {autocast}). Likely the old log-probs are of another policy or "
             f"temperature than the trainer's ({self._trainer.temperature}, rollout.temperature), or another "
             "precision than model.autocast. Build the experience anew from this policy."
@@ -207,16 +207,21 @@ class PpoUpdate:
         kl_nats, clip_fraction = (
             self._tally.epoch_mean(name, default=0.0) for name in ("update/approx_kl_nats", "update/clip_fraction")
         )
-        mask = self._experience.rollouts.response_mask
-        raw_advantages = self._experience.returns - self._experience.old_values
         return epoch_stop_reason(
             kl_nats=kl_nats,
             clip_fraction=clip_fraction,
-            mean_abs_advantage=float(masked_mean(raw_advantages.abs().double(), mask)),
+            mean_abs_advantage=self._mean_abs_advantage(),
             epochs_done=epochs_done,
             max_epochs=self._config.epochs,
             limits=self._config.epoch_stop,
         )
+
+    def _mean_abs_advantage(self) -> float:
+        """Before whitening, over the response tokens of all ranks."""
+        mask = self._experience.rollouts.response_mask
+        size = (self._experience.returns - self._experience.old_values)[mask].abs().double()
+        total, count = self._sum(torch.stack([size.sum(), mask.sum().double()])).tolist()
+        return total / count
 
     def _flat(self, name: str, rows: Tensor) -> Tensor:
         """The rows' response tokens of one tensor, in the order of a pack's targets."""

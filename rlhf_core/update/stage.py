@@ -71,7 +71,7 @@ def next_control(
     control = control.model_copy(update={"kl_average_nats": average})
     if config.kind == "fixed":
         return control
-    controller = kl_controller(config, control.kl_coef, batch_size=rollouts)
+    controller = kl_controller(config, control.kl_coef, batch_rollouts=rollouts)
     if control.kl_controller:
         controller.load_state_dict(control.kl_controller)
     kl_coef = controller.observe(kl_nats)

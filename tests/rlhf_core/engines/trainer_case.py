@@ -70,7 +70,15 @@ def random_experience(trainer: TorchTrainer, rollouts: RolloutTensors, *, seed: 
     draw, mask = torch.Generator().manual_seed(seed), rollouts.response_mask
     advantages, returns = (torch.zeros(mask.shape) for _ in range(2))
     advantages[mask], returns[mask] = torch.randn(2, int(mask.sum()), generator=draw)
-    return ExperienceTensors(rollouts, said.logprobs, said.ref_logprobs, said.values, advantages, returns)
+    return ExperienceTensors(
+        rollouts,
+        said.logprobs,
+        said.ref_logprobs,
+        said.values,
+        advantages,
+        returns,
+        importance=torch.ones_like(said.logprobs),
+    )
 
 
 def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:

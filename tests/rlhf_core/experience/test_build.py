@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
 
-from rlhf_core.config.ppo import PPOConfig
-from rlhf_core.config.reward import RewardConfig
 from rlhf_core.engines.protocols import RolloutEvaluation
 from rlhf_core.errors import NumericsError
-from rlhf_core.experience.build import Judgement, build_experience, explained_variance, judgement
+from rlhf_core.experience.build import Estimation, Judgement, build_experience, explained_variance, judgement
+from tests.rlhf_core.engines.trainer_case import run_config
 
 MASK = torch.tensor([[True, True, True, False], [True, True, False, False]])
 
@@ -29,11 +29,25 @@ def opinion(**changes: torch.Tensor) -> RolloutEvaluation:
     return RolloutEvaluation(**(fields | changes))
 
 
-def built(evaluation=None, *, scores=(1.0, -1.0), endings=("natural", "natural"), ppo=None, reward=None, kl_coef=0.1):
-    settings = PPOConfig(**({"gae_lambda": 1.0} | (ppo or {}))), RewardConfig(**(reward or {"scorer": "reward_model"}))
-    return build_experience(
-        evaluation or opinion(), judgement(scores, endings), MASK, kl_coef=kl_coef, settings=settings
+def built(
+    evaluation=None,
+    *,
+    scores=(1.0, -1.0),
+    endings=("natural", "natural"),
+    prompts=("a", "a"),
+    ppo=None,
+    reward=None,
+    kl_coef=0.1,
+    algorithm=None,
+):
+    config = run_config(
+        Path("none"),
+        ppo={"gae_lambda": 1.0, "ptx": {"enabled": False}} | (ppo or {}),
+        reward={"scorer": "callable", "callable": {"path": "math:sqrt"}} | (reward or {}),
+        **({} if algorithm is None else {"algorithm": algorithm, "rollout": {"samples_per_prompt": 2}}),
     )
+    how = Estimation(kl_coef=kl_coef, iteration=1, config=config)
+    return build_experience(evaluation or opinion(), judgement(scores, endings, prompts), MASK, how)
 
 
 def test_without_kl_and_values_the_return_of_every_token_is_the_score():
@@ -124,6 +138,6 @@ def test_explained_variance_of_a_perfect_a_constant_and_a_needless_critic():
 
 
 def test_a_judgement_marks_the_truncated():
-    judged = judgement([1.0, 2.0], ["truncated", "early"])
+    judged = judgement([1.0, 2.0], ["truncated", "early"], ["a", "b"])
     assert isinstance(judged, Judgement)
     assert judged.is_truncated.tolist() == [True, False]

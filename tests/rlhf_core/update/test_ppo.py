@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlhf_core.data.refs import ControlState
+from rlhf_core.engines.packing import pack_rollouts
 from rlhf_core.engines.protocols import ExperienceTensors, RolloutTensors
 from rlhf_core.engines.torch_trainer import TorchTrainer
 from rlhf_core.errors import DataError, NumericsError
@@ -317,3 +318,64 @@ def test_entropy_bonus_raises_entropy(model):
 
 def test_the_case_has_ragged_lengths():
     assert len(set(LENGTHS)) > 4
+
+
+def group_trainer(model: Path, kind: str, **changes: Any) -> TorchTrainer:
+    """A trainer of an algorithm without a critic, whose one mini-batch holds all rows."""
+    optimizer = {"learning_rate": 1e-1, "warmup_steps": 0, "epsilon": 1.0, "max_grad_norm": 1e9}
+    settings = ppo(**({"actor": optimizer, "epochs": 1, "mini_batch_rollouts": 8, "micro_batch_rollouts": 8} | changes))
+    rollout = {"prompts_per_iteration": 2, "samples_per_prompt": 4, "max_new_tokens": 8}
+    algorithm = {"kind": kind, "loss_aggregation": "sequence"}
+    return TorchTrainer(run_config(model, rollout=rollout, algorithm=algorithm, ppo=settings), CPU)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "reinforce_plus_plus"])
+def test_algorithms_without_a_critic_hold_none_and_move_the_policy(model, kind):
+    trainer = group_trainer(model, kind)
+    assert trainer.critic is None and trainer.critic_optimizer is None
+    start = parameters(trainer.policy)
+    metrics = updated(trainer)
+    assert max(float((p - start[n]).abs().max()) for n, p in parameters(trainer.policy).items()) > 1e-4
+    assert not [name for name in metrics if "critic" in name or "value" in name]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_sequence_means_add_up_over_micro_batches_of_unequal_token_counts(model, size):
+    whole, cut = group_trainer(model, "grpo"), group_trainer(model, "grpo", micro_batch_rollouts=size)
+    updated(whole), updated(cut)
+    for name, parameter in parameters(whole.policy).items():
+        torch.testing.assert_close(parameter, parameters(cut.policy)[name], rtol=0, atol=1e-6, msg=name)
+
+
+def test_grpo_of_equal_rewards_moves_nothing_but_by_its_kl(model):
+    trainer = group_trainer(model, "grpo", loss_kl={"coef": 0.0})
+    experience = random_experience(trainer, random_rollouts())
+    start = parameters(trainer.policy)
+    flat = ExperienceTensors(**(vars(experience) | {"advantages": torch.zeros_like(experience.advantages)}))
+    updated(trainer, flat, control=ControlState(kl_coef=0.05, ptx_coef=0.0))
+    for name, parameter in parameters(trainer.policy).items():
+        torch.testing.assert_close(parameter, start[name], rtol=0, atol=1e-6, msg=name)
+
+
+def test_one_epoch_at_ratio_one_is_the_policy_gradient(model):
+    """Law: at ratio 1 the clipped objective's gradient is that of the mean of advantage × log-prob."""
+    trainer, other = sgd_like(model, loss_kl={"coef": 0.0}), sgd_like(model, loss_kl={"coef": 0.0})
+    experience = random_experience(trainer, random_rollouts())
+    rollouts, mask = experience.rollouts, experience.rollouts.response_mask
+    logprobs, _ = other.response_logprobs(pack_rollouts(rollouts, torch.arange(len(mask))))
+    (-(logprobs * experience.advantages[mask]).sum() / mask.sum()).backward()
+    other.actor_optimizer.step()
+    updated(trainer, experience)
+    for name, parameter in parameters(trainer.policy).items():
+        torch.testing.assert_close(parameter, parameters(other.policy)[name], rtol=0, atol=1e-6, msg=name)
+
+
+def test_the_mini_batch_grows_with_its_schedule(model):
+    trainer = make_trainer(model, epochs=1, mini_batch_rollouts=4, mini_batch_schedule=[[5, 8]])
+    experience = random_experience(trainer, random_rollouts())
+    steps = {
+        iteration: PpoUpdate(trainer, random_experience(trainer, experience.rollouts), [], CONTROL, iteration=iteration)
+        .run(seed=1)["update/optimizer_steps"]
+        for iteration in (4, 5)
+    }  # fmt: skip
+    assert steps == {4: 2.0, 5: 1.0}

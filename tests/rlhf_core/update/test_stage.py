@@ -124,13 +124,29 @@ def test_engine_log_probs_that_do_not_fit_the_tokens_are_refused(runtime, policy
 def test_beta_answers_the_kl_only_where_it_is_adaptive():
     control = ControlState(kl_coef=0.1, ptx_coef=0.2)
     adaptive = KlControllerConfig(smoothing=0.0)
-    assert next_control(control, adaptive, 1.0) == ControlState(kl_coef=0.2, kl_average_nats=1.0, ptx_coef=0.2)
-    assert next_control(control, KlControllerConfig(kind="fixed"), 1.0) == control
+    after = next_control(control, adaptive, 1.0, rollouts=8)
+    assert (after.kl_coef, after.kl_average_nats, after.ptx_coef) == (0.2, 1.0, 0.2)
+    fixed = next_control(control, KlControllerConfig(kind="fixed"), 1.0, rollouts=8)
+    assert fixed == control.model_copy(update={"kl_average_nats": 1.0})
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "proportional", "pid"])
+def test_a_controller_that_goes_on_from_a_stored_state_does_what_an_uninterrupted_one_does(kind):
+    config = KlControllerConfig(kind=kind, horizon_rollouts=100)
+    control = ControlState(kl_coef=0.1, ptx_coef=0.0)
+    seen = [0.09, 0.05, 0.03, 0.001, 0.0, 0.2]
+    straight = control
+    for kl_nats in seen:
+        straight = next_control(straight, config, kl_nats, rollouts=16)
+        control = next_control(ControlState.model_validate_json(control.model_dump_json()), config, kl_nats, rollouts=16)
+        assert control == straight
+    first = next_control(ControlState(kl_coef=0.1, ptx_coef=0.0), config, seen[0], rollouts=16)
+    assert first.kl_coef > 0.1
 
 
 def test_the_moving_average_of_kl_goes_on_from_the_checkpoint():
     control = ControlState(kl_coef=0.1, ptx_coef=0.0, kl_average_nats=0.02)
-    assert next_control(control, KlControllerConfig(smoothing=0.5), 0.03).kl_average_nats == pytest.approx(0.025)
+    assert next_control(control, KlControllerConfig(smoothing=0.5), 0.03, rollouts=8).kl_average_nats == pytest.approx(0.025)
 
 
 def test_experience_that_is_missing_damaged_or_short_of_a_tensor_is_refused(tmp_path: Path):

@@ -24,7 +24,7 @@ def test_an_update_survives_save_and_load_through_the_protocol(model, tmp_path):
     rollouts = random_rollouts()
     said = workers.evaluate_rollouts(rollouts)
     assert isinstance(workers, InlineWorkers)
-    metrics = workers.update(random_experience(workers._rank, rollouts), [], CONTROL, seed=1)
+    metrics = workers.update(random_experience(workers._rank, rollouts), [], CONTROL, iteration=1, seed=1)
     workers.save(tmp_path / "checkpoint")
     other: WorkerGroup = InlineWorkers(run_config(model), CPU)
     other.load(tmp_path / "checkpoint")

@@ -1,0 +1,89 @@
+"""One rank of a gloo group: three updates on its share of the rollouts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from rlhf_core.data.refs import ControlState
+from rlhf_core.engines.protocols import ExperienceTensors, RolloutTensors
+from rlhf_core.engines.torch_trainer import TorchTrainer
+from rlhf_core.experience.build import Estimation, Judgement, build_experience
+from rlhf_core.numerics.reductions import AllReduce, identity
+from rlhf_core.update.ppo import PpoUpdate
+from tests.rlhf_core.engines.trainer_case import CPU, LENGTHS, parameters, perturb, ppo, random_rollouts, run_config
+
+UPDATES = 3
+SCORES = torch.tensor([0.3, -1.2, 0.9, 2.0, -0.4, 0.1, -2.0, 0.6])
+
+
+def three_updates(
+    model: Path, algorithm: dict[str, Any], rows: list[int], all_reduce: AllReduce
+) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Parameters of policy and critic after three updates on `rows`, and the metrics of each."""
+    optimizer = {"learning_rate": 1e-3, "warmup_steps": 0}
+    trainer = TorchTrainer(
+        run_config(
+            model,
+            algorithm=algorithm,
+            rollout={"prompts_per_iteration": 2, "samples_per_prompt": 4, "max_new_tokens": 8},
+            ppo=ppo(actor=optimizer, critic=optimizer, mini_batch_rollouts=8, epochs=2),
+        ),
+        CPU,
+    )
+    if trainer.critic is not None:
+        perturb(trainer.critic)
+    every = random_rollouts()
+    rollouts = RolloutTensors(**{name: tensor[rows] for name, tensor in vars(every).items()})
+    judged = Judgement(
+        scores=SCORES[rows],
+        is_truncated=torch.zeros(len(rows), dtype=torch.bool),
+        group_ids=torch.tensor([row // 4 for row in rows]),
+    )
+    found: list[dict[str, float]] = []
+    for number in range(1, UPDATES + 1):
+        said = trainer.evaluate(rollouts)
+        how = Estimation(kl_coef=0.05, iteration=number, config=trainer.config)
+        built, _ = build_experience(said, judged, rollouts.response_mask, how, all_reduce=all_reduce)
+        experience = ExperienceTensors(
+            rollouts,
+            said.logprobs,
+            said.ref_logprobs,
+            said.values,
+            built.advantages,
+            built.returns,
+            importance=torch.ones_like(said.logprobs),
+        )
+        control = ControlState(kl_coef=0.05, ptx_coef=0.0)
+        update = PpoUpdate(trainer, experience, [], control, iteration=number, all_reduce=all_reduce)
+        found.append(update.run(seed=number))
+    models = {"policy": trainer.policy} | ({} if trainer.critic is None else {"critic": trainer.critic})
+    tensors = {f"{name}.{key}": value for name, held in models.items() for key, value in parameters(held).items()}
+    return tensors, found
+
+
+def run_rank(rank: int, model: Path, algorithm: dict[str, Any], folder: Path) -> None:
+    """What each process does: groups of four rows stay together, as they do on real ranks."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+
+    def all_reduce(tensor: torch.Tensor) -> torch.Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    rows = list(range(len(LENGTHS)))[4 * rank : 4 * rank + 4]
+    tensors, metrics = three_updates(model, algorithm, rows, all_reduce)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / f"rank{rank}.safetensors")
+    (folder / f"rank{rank}.json").write_text(json.dumps(metrics))
+    dist.destroy_process_group()
+
+
+def one_rank(model: Path, algorithm: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """The same on a single rank."""
+    return three_updates(model, algorithm, list(range(len(LENGTHS))), identity)
