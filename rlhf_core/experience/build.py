@@ -144,8 +144,8 @@ def _gae_lambda(how: Estimation, response_mask: Tensor) -> float | Float[Tensor,
     if policy == "by_length":
         return gae_lambda_by_length(response_mask.sum(dim=1))
     if policy == "staged":
-        borders = [how.config.iterations * third // 3 + 1 for third in (1, 2)]
-        return staged_gae_lambda(how.iteration, borders=borders)
+        first, second = (how.config.iterations * third // 3 + 1 for third in (1, 2))
+        return staged_gae_lambda(how.iteration, borders=[first, max(second, first + 1)])
     return how.config.ppo.gae_lambda
 
 
