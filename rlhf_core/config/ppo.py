@@ -20,10 +20,10 @@ class ScheduleConfig(StrictConfig):
     schedule: Literal["cosine", "constant"] = Field(default="cosine", description="after the warm-up")
     peak: Literal["given", "inverse_sqrt"] = Field(
         default="given",
-        description="inverse_sqrt: the peak is 3e-6 · sqrt(parameters) / sqrt(hidden size), at most learning_rate",
+        description="inverse_sqrt: the peak is 3e-6 · sqrt(parameters) / sqrt(hidden size), capped at learning_rate",
     )
     late_rise: float = Field(
-        default=0.0, ge=0, le=0.5, description="cosine: rise late in the decay while the reward stalls, share of the peak"
+        default=0.0, ge=0, le=1, description="greatest rise in the last 30 % of the steps while the reward stalls, as a share"
     )
     warmup_steps: int = Field(default=10, ge=0, description="optimizer steps of linear warm-up")
     floor_fraction: float = Field(default=0.1, ge=0, le=1, description="share of the peak at the end of the cosine")

@@ -60,6 +60,15 @@ class RewardConfig(StrictConfig):
         return self.scorer == "callable" if self.score_truncated is None else self.score_truncated
 
     @model_validator(mode="after")
+    def _temperature_fits(self) -> Self:
+        if self.adaptive_temperature and self.normalisation in ("running", "calibrated"):
+            raise ValueError(
+                f"reward.adaptive_temperature divides each batch by its own spread, so statistics over batches "
+                f"(reward.normalisation={self.normalisation!r}) no longer fit. Set normalisation to batch, group or none."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _callable_is_given(self) -> Self:
         if (self.scorer == "callable") != (self.callable is not None):
             raise ValueError(

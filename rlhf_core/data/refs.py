@@ -32,6 +32,7 @@ class ControlState(Ref):
         default_factory=dict[str, float | None], description="state of β's controller; empty before the first batch"
     )
     ptx_coef: float = Field(ge=0, description="γ of PPO-ptx; 0 where ptx is off")
+    is_reward_stalled: bool = Field(default=False, description="the last gate found the reward rising too slowly")
     learning_rate_factor: float = Field(default=1.0, gt=0, description="of both schedules; falls after a rollback")
 
 

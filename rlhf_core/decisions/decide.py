@@ -46,7 +46,9 @@ def decide(history: tuple[GateRecord, ...], policy: DecisionConfig, *, kl_coef_m
         kind="continue" if ptx_coef == gate.control.ptx_coef else "adjust_ptx",
         reasons=tuple(reasons),
         promote=not drops and not is_worse,
-        control=gate.control.model_copy(update={"ptx_coef": ptx_coef}),
+        control=gate.control.model_copy(
+            update={"ptx_coef": ptx_coef, "is_reward_stalled": _gain_since_last_gate(history) < policy.slow_reward_gain}
+        ),
     )
 
 
@@ -107,15 +109,25 @@ def _next_ptx_coef(
     current = gate.control.ptx_coef
     if current == 0.0:
         return 0.0, "ptx is off: ptx_coef stays 0" + (", nothing answers the drop" if drops else "")
-    kept = [record for record in history[:-1] if record.decided != "roll_back"]
-    before = kept[-1].reward_gain if kept else 0.0
+    kept = _kept_before(history)
     worst = max((score.drop for score in drops), default=0.0)
     if not drops:
         worst = min(policy.tolerated_drop, _smoothed_drop([*kept, gate], policy))
-    signals = PtxSignals(ability_drop=worst, reward_gain=gate.reward_gain - before, kl_nats=gate.kl_nats)
+    signals = PtxSignals(ability_drop=worst, reward_gain=_gain_since_last_gate(history), kl_nats=gate.kl_nats)
     ptx_coef, why = adjusted_ptx_coef(current, signals, policy)
     verdict = f"ptx_coef stays {current:g}" if ptx_coef == current else f"ptx_coef {current:g} → {ptx_coef:g}"
     return ptx_coef, f"{verdict}: {why}"
+
+
+def _kept_before(history: tuple[GateRecord, ...]) -> list[GateRecord]:
+    """Earlier gates whose policies were gone on from."""
+    return [record for record in history[:-1] if record.decided != "roll_back"]
+
+
+def _gain_since_last_gate(history: tuple[GateRecord, ...]) -> float:
+    """Rise of the held-out reward, in standard deviations of the baseline."""
+    kept = _kept_before(history)
+    return history[-1].reward_gain - (kept[-1].reward_gain if kept else 0.0)
 
 
 def _smoothed_drop(records: list[GateRecord], policy: DecisionConfig) -> float:

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.config.ppo import OptimizerConfig
-from rlhf_core.control.learning_rate import constant, warmup_cosine
+from rlhf_core.control.learning_rate import constant, inverse_sqrt_rule, late_rise, warmup_cosine
 from rlhf_core.errors import CheckpointError
 from rlhf_core.numerics.reductions import AllReduce, identity
 
+_LATE_SHARE = 0.7
+"""Share of a run's steps after which a late rise may begin."""
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -32,15 +34,21 @@ class StepResult:
 
 
 class ScheduledAdamW:
-    """Optimizer of one model. `steps` counts the steps taken, `skipped_in_row` those refused since the last one."""
+    """Optimizer of one model. `steps` counts the steps taken, `skipped_in_row` those refused since the last one.
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig, *, total_steps: int) -> None:
+    `stalled_since` is the step at which the reward was found to stall, None while it moves.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: OptimizerConfig, *, total_steps: int, hidden_size: int = 1
+    ) -> None:
         """Take all parameters that need a gradient; weight decay spares vectors (norms, biases).
 
         Args:
             model: its parameters are updated in place.
             config: rates, schedule and limits.
             total_steps: length of the cosine, warm-up included.
+            hidden_size: of the model, for the rule `inverse_sqrt`.
         """
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._config, self._total_steps = config, total_steps
@@ -57,15 +65,36 @@ class ScheduledAdamW:
         )
         self.steps = 0
         self.skipped_in_row = 0
+        self.stalled_since: int | None = None
+        self._peak = config.learning_rate
+        if config.peak == "inverse_sqrt":
+            count = sum(parameter.numel() for parameter in model.parameters())
+            self._peak = inverse_sqrt_rule(count, hidden_size, cap=config.learning_rate)
+
+    def note_stall(self, is_stalled: bool) -> None:
+        """Say whether the reward stalls; the late rise starts from the first step at which it does (P6)."""
+        if not is_stalled:
+            self.stalled_since = None
+        elif self.stalled_since is None:
+            self.stalled_since = self.steps
 
     def learning_rate(self, factor: float = 1.0) -> float:
         """The rate that the next step uses."""
         config = self._config
+        if config.late_rise:
+            late_from = int(_LATE_SHARE * self._total_steps)
+            factor *= late_rise(
+                self.steps,
+                stalled_since=self.stalled_since,
+                late_from=late_from,
+                rise_steps=max(1, self._total_steps - late_from),
+                max_rise=config.late_rise,
+            )
         if config.schedule == "constant":
-            return factor * constant(self.steps, peak=config.learning_rate, warmup_steps=config.warmup_steps)
+            return factor * constant(self.steps, peak=self._peak, warmup_steps=config.warmup_steps)
         return factor * warmup_cosine(
             self.steps,
-            peak=config.learning_rate,
+            peak=self._peak,
             warmup_steps=config.warmup_steps,
             total_steps=self._total_steps,
             floor_fraction=config.floor_fraction,
@@ -139,7 +168,9 @@ class ScheduledAdamW:
                         "The checkpoint is damaged or foreign; go on from an earlier one."
                     )
 
-    def restore(self, moments: Mapping[str, Tensor], *, steps: int, skipped_in_row: int) -> None:
+    def restore(
+        self, moments: Mapping[str, Tensor], *, steps: int, skipped_in_row: int, stalled_since: int | None
+    ) -> None:
         """Take moments (checked by `require_fitting`) and counters; what is not in `moments` has none."""
         state = cast("dict[Tensor, dict[str, Tensor]]", self._adamw.state)
         state.clear()
@@ -148,7 +179,7 @@ class ScheduledAdamW:
                 state[parameter] = {
                     moment: moments[f"{name}/{moment}"].to(parameter.device, copy=True) for moment in _MOMENTS
                 }
-        self.steps, self.skipped_in_row = steps, skipped_in_row
+        self.steps, self.skipped_in_row, self.stalled_since = steps, skipped_in_row, stalled_since
 
 
 def _sum_over_ranks(gradients: Sequence[Tensor], all_reduce: AllReduce) -> None:

@@ -46,10 +46,15 @@ class TorchTrainer:
         self.critic = load_critic(_critic_source(config), config.model, device) if config.algorithm.has_critic else None
         self.tokenizer = load_tokenizer(config.model)
         steps = config.optimizer_steps
-        self.actor_optimizer = ScheduledAdamW(self.policy, config.ppo.actor, total_steps=steps)
-        self.critic_optimizer = (
-            None if self.critic is None else ScheduledAdamW(self.critic, config.ppo.critic_optimizer, total_steps=steps)
+        width = cast(int, self.policy.config.get_text_config().hidden_size)
+        self.actor_optimizer = ScheduledAdamW(
+            self.policy, config.ppo.actor, total_steps=steps, hidden_size=width
         )
+        self.critic_optimizer = None
+        if self.critic is not None:
+            self.critic_optimizer = ScheduledAdamW(
+                self.critic, config.ppo.critic_optimizer, total_steps=steps, hidden_size=width
+            )
         _require_plain_logits(self.policy, device)
 
     @property

@@ -35,11 +35,15 @@ def save_trainer(trainer: TorchTrainer, folder: Path) -> None:
         trainer.critic.save(folder / "critic")
     rank = folder / "trainer"
     rank.mkdir(parents=True, exist_ok=True)
-    counters: dict[str, dict[str, int]] = {}
+    counters: dict[str, dict[str, int | None]] = {}
     for name, optimizer in _optimizers(trainer).items():
         tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in optimizer.moments().items()}
         save_file(tensors, rank / f"{name}.safetensors")
-        counters[name] = {"steps": optimizer.steps, "skipped_in_row": optimizer.skipped_in_row}
+        counters[name] = {
+            "steps": optimizer.steps,
+            "skipped_in_row": optimizer.skipped_in_row,
+            "stalled_since": optimizer.stalled_since,
+        }
     save_file(_torch_random_states(), rank / _RANDOM)
     state = {"format": _FORMAT, "world_size": 1, "optimizers": counters, **_other_random_states()}
     (rank / _STATE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")

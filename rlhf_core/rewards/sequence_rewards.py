@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from rlhf_core.config.reward import RewardConfig
 from rlhf_core.numerics.running_stats import RunningStats
-from rlhf_core.rewards.normalise import Calibration, clip_scores, normalise_scores
-from rlhf_core.rewards.penalties import ending_penalties
+from rlhf_core.rewards.normalise import Calibration, adaptive_temperature, clip_scores, normalise_in_groups, normalise_scores
+from rlhf_core.rewards.penalties import ending_penalties, matches_any
 
 PERCENTILES = (5, 25, 50, 75, 95)
 
@@ -28,6 +29,25 @@ class SequenceRewards:
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True)
+class ResponseTexts:
+    """What was answered to what; one entry per response."""
+
+    prompt_ids: Sequence[str]
+    """Names of the prompts; responses to the same one are a group."""
+    responses: Sequence[str]
+
+    @classmethod
+    def unknown(cls, count: int) -> ResponseTexts:
+        """Every response in a group of its own, and no text."""
+        return cls([str(row) for row in range(count)], [""] * count)
+
+    @property
+    def group_ids(self) -> Int[Tensor, " batch"]:
+        numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(self.prompt_ids))}
+        return torch.tensor([numbers[prompt] for prompt in self.prompt_ids], dtype=torch.long)
+
+
 def should_score(ending: str, config: RewardConfig) -> bool:
     """Whether the scorer is asked at all: not for a cut text that it may not judge, nor for an invalid early end."""
     if ending == "truncated":
@@ -40,6 +60,7 @@ def sequence_rewards(
     endings: Sequence[str],
     config: RewardConfig,
     *,
+    texts: ResponseTexts | None = None,
     calibration: Calibration | None = None,
     running: RunningStats | None = None,
 ) -> SequenceRewards:
@@ -53,23 +74,33 @@ def sequence_rewards(
         scores: raw scores; what stands where `should_score` says no is not read.
         endings: `natural`, `early` or `truncated`.
         config: policies and limits.
+        texts: of prompts and responses; needed for normalisation `group` and for `unsafe_patterns`.
         calibration: for normalisation `calibrated`.
         running: statistics of earlier batches, for normalisation `running`.
 
     Raises:
-        ConfigError: `calibrated` without a usable calibration.
+        ConfigError: `calibrated` without a usable calibration; an unsafe pattern is no regular expression.
     """
+    texts = texts or ResponseTexts.unknown(len(scores))
     raw = torch.tensor([float(score) for score in scores], dtype=torch.float64)
     parts = _parts(raw, endings, config)
     valid, counts = parts.valid, parts.counts
     clipped, raw_clipped_fraction = _raw_clip(raw, counts, config.raw_clip)
-    normalised = normalise_scores(clipped, counts, mode=config.normalisation, calibration=calibration, running=running)
+    temperature = adaptive_temperature(clipped, counts) if config.adaptive_temperature else 1.0
+    if config.normalisation == "group":
+        normalised = normalise_in_groups(clipped / temperature, counts, texts.group_ids)
+    else:
+        normalised = normalise_scores(
+            clipped / temperature, counts, mode=config.normalisation, calibration=calibration, running=running
+        )
     rewards, clipped_fraction = _clipped(normalised.values, parts, config.clip)
     rewards += ending_penalties(
         endings,
         early_penalty=config.penalties.early_end,
         truncation_penalty=config.penalties.truncation if config.truncated_policy == "penalty" else 0.0,
     )
+    is_unsafe = matches_any(texts.responses, config.unsafe_patterns)
+    rewards += is_unsafe * config.penalties.unsafe
     raw = torch.where(parts.is_scored, raw, _mean(clipped[counts]))
     metrics = {
         **_raw_metrics(clipped[counts]),
@@ -78,6 +109,8 @@ def sequence_rewards(
         "reward/clipped_fraction": clipped_fraction,
         "reward/excluded_count": float((~valid).sum()),
         "reward/zero_std_fraction": normalised.zero_std_fraction,
+        "reward/unsafe_fraction": float(is_unsafe.double().mean()) if len(is_unsafe) else 0.0,
+        "reward/temperature": temperature,
     }
     return SequenceRewards(
         raw=raw.tolist(),

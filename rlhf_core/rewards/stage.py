@@ -24,7 +24,7 @@ from rlhf_core.data.store import (
 from rlhf_core.numerics.running_stats import RunningStats
 from rlhf_core.rewards.normalise import Calibration
 from rlhf_core.rewards.scorers import scorer_identity
-from rlhf_core.rewards.sequence_rewards import running_stats, sequence_rewards, should_score
+from rlhf_core.rewards.sequence_rewards import ResponseTexts, running_stats, sequence_rewards, should_score
 
 if TYPE_CHECKING:
     from rlhf_core.runtime import Runtime
@@ -60,7 +60,12 @@ def run_stage(runtime: Runtime, rollouts: StageRef, iteration: int) -> StageRef:
     frame = read_table(rollouts.path / ROLLOUTS)
     endings = [str(ending) for ending in frame["ending"]]
     found = sequence_rewards(
-        _scores(runtime, frame, iteration), endings, config, calibration=calibration, running=running
+        _scores(runtime, frame, iteration),
+        endings,
+        config,
+        texts=ResponseTexts(frame["prompt_id"].tolist(), frame["response"].tolist()),
+        calibration=calibration,
+        running=running,
     )
     scored = frame.assign(
         reward_raw=found.raw,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from rlhf_core.config.run import RunConfig
 from rlhf_core.control.clip_range import BASE_CLIP_RANGE, adaptive_clip_range
+from rlhf_core.control.entropy_coef import entropy_coef_rule
 from rlhf_core.data.refs import ControlState
 from rlhf_core.numerics.kl_loss import kl_loss, reverse_kl_loss
 from rlhf_core.numerics.policy_loss import PolicyClip, ppo_policy_loss
@@ -54,7 +54,7 @@ def actor_loss_settings(config: RunConfig, control: ControlState, vocab_size: in
     beta = 0.0 if config.algorithm.kl_in_reward else control.kl_coef
     return ActorLossSettings(
         clip=PolicyClip(clip_range, high, ppo.dual_clip),
-        entropy_coef=0.01 * math.log(vocab_size) if ppo.entropy_coef == "log_vocab" else ppo.entropy_coef,
+        entropy_coef=entropy_coef_rule(vocab_size) if ppo.entropy_coef == "log_vocab" else ppo.entropy_coef,
         kl_coef=beta + config.loss_kl_coef,
         kl_estimator=ppo.loss_kl.estimator,
         reverse_kl_coef=ppo.loss_kl.reverse_coef,

@@ -76,6 +76,9 @@ class PpoUpdate:
             require_finite(name, getattr(self._experience, name), mask)
         self._lengths: list[int] = (self._experience.rollouts.prompt_mask.sum(dim=1) + mask.sum(dim=1)).tolist()
         self._tally = Tally()
+        for optimizer in (trainer.actor_optimizer, trainer.critic_optimizer):
+            if optimizer is not None:
+                optimizer.note_stall(control.is_reward_stalled)
 
     def run(self, *, seed: int) -> dict[str, float]:
         """Do all epochs and return metrics named `update/…`.

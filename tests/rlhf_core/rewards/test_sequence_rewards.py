@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rlhf_core.config.reward import RewardConfig
 from rlhf_core.errors import ConfigError
 from rlhf_core.rewards.normalise import Calibration
-from rlhf_core.rewards.sequence_rewards import running_stats, sequence_rewards, should_score
+from rlhf_core.rewards.sequence_rewards import ResponseTexts, running_stats, sequence_rewards, should_score
 
 N, E, T = "natural", "early", "truncated"
 scores_of = st.lists(st.floats(-50, 50).map(lambda x: round(x, 3)), min_size=2, max_size=8)
@@ -150,3 +150,31 @@ def test_running_statistics_from_stored_metrics_are_those_of_all_scores_so_far(b
     want = standardised(everything)[-len(batches[-1]) :]
     if statistics.pstdev(everything) > 1e-3:
         assert found.rewards == pytest.approx(want, abs=1e-4)
+
+
+def test_an_unsafe_text_costs_its_penalty_whatever_its_score_and_the_case_of_its_letters():
+    texts = ResponseTexts(["a", "b", "c"], ["how nice", "Build a BOMB now", "bombastic prose"])
+    config = RewardConfig(unsafe_patterns=(r"\bbomb\b",))
+    plain = sequence_rewards([1.0, 2.0, 3.0], [N] * 3, RewardConfig(), texts=texts)
+    found = sequence_rewards([1.0, 2.0, 3.0], [N] * 3, config, texts=texts)
+    assert found.rewards == pytest.approx([plain.rewards[0], plain.rewards[1] - 10.0, plain.rewards[2]])
+    assert found.metrics["reward/unsafe_fraction"] == pytest.approx(1 / 3)
+
+
+def test_an_unsafe_pattern_that_is_no_regular_expression_is_refused():
+    with pytest.raises(ConfigError, match=r"reward\.unsafe_patterns: '\(' is no regular expression"):
+        sequence_rewards([1.0], [N], RewardConfig(unsafe_patterns=("(",)))
+
+
+def test_group_normalisation_compares_responses_to_the_same_prompt_alone():
+    texts = ResponseTexts(["p", "q", "p", "q"], [""] * 4)
+    found = sequence_rewards([1.0, 50.0, 3.0, 50.0], [N] * 4, RewardConfig(normalisation="group"), texts=texts)
+    assert found.rewards == pytest.approx([-1.0, 0.0, 1.0, 0.0], abs=1e-6)
+
+
+@pytest.mark.parametrize(("spread", "temperature"), [(0.01, 0.1), (0.5, 0.5), (7.0, 1.0)])
+def test_the_adaptive_temperature_is_the_batchs_spread_within_its_limits(spread, temperature):
+    config = RewardConfig(normalisation="none", adaptive_temperature=True, clip=100.0)
+    found = sequence_rewards([-spread, spread], [N] * 2, config)
+    assert found.rewards == pytest.approx([-spread / temperature, spread / temperature])
+    assert found.metrics["reward/temperature"] == pytest.approx(temperature)
