@@ -68,7 +68,7 @@ class TorchTrainer:
 
     def response_values(self, pack: Pack) -> Float[Tensor, " targets"]:
         """Return the critic's value before each target, in reward units; carries gradients."""
-        return self.critic.values(self._critic_hidden(pack)[pack.predictors])
+        return self._values(pack)[pack.predictors]
 
     @torch.no_grad()
     def evaluate(self, rollouts: RolloutTensors) -> RolloutEvaluation:
@@ -79,7 +79,7 @@ class TorchTrainer:
         on_device = self.placed(rollouts)
         for rows in torch.arange(mask.shape[0]).split(self.config.ppo.micro_batch_rollouts):
             pack = pack_rollouts(on_device, rows.to(self.device), with_last=True)
-            values = self.critic.values(self._critic_hidden(pack))
+            values = self._values(pack)
             with self._autocast():
                 hidden, ref_hidden = (
                     body_hidden(_body(model), pack.ids, pack.positions, pack.lengths)[pack.predictors]
@@ -118,9 +118,11 @@ class TorchTrainer:
         """The rollouts on this rank's device."""
         return RolloutTensors(**{name: tensor.to(self.device) for name, tensor in vars(rollouts).items()})
 
-    def _critic_hidden(self, pack: Pack) -> Tensor:
+    def _values(self, pack: Pack) -> Float[Tensor, " tokens"]:
+        """The critic's value after each token of the pack."""
         with self._autocast():
-            return body_hidden(self.critic.body, pack.ids, pack.positions, pack.lengths)
+            hidden = body_hidden(self.critic.body, pack.ids, pack.positions, pack.lengths)
+        return self.critic.values(hidden, pack.ids, pack.lengths)
 
     def _autocast(self) -> torch.autocast:
         return autocast_context(self.device, self.config.model.autocast)
