@@ -20,6 +20,13 @@ class ModelConfig(StrictConfig):
     critic_init: Literal["policy", "reward_model"] = Field(
         default="policy", description="body that the critic starts from (A6)"
     )
+    value_head: Literal["flat", "hierarchical"] = Field(
+        default="flat",
+        description="hierarchical: a token's value gains from the sentence and from the whole text so far (A6)",
+    )
+    value_head_weights: tuple[float, float] = Field(
+        default=(0.3, 0.1), description="what the values of sentence and whole text count in the hierarchical head"
+    )
     reference_dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="precision of the frozen reference"
     )

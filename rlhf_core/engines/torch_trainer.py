@@ -131,11 +131,12 @@ class TorchTrainer:
         return RolloutTensors(**{name: tensor.to(self.device) for name, tensor in vars(rollouts).items()})
 
     def _values(self, pack: Pack) -> Float[Tensor, " tokens"]:
+        """The critic's value after each token of the pack; 0 without a critic."""
         if self.critic is None:
             return torch.zeros(len(pack.ids), device=self.device)
         with self._autocast():
             hidden = body_hidden(self.critic.body, pack.ids, pack.positions, pack.lengths)
-        return self.critic.values(hidden)
+        return self.critic.values(hidden, pack.ids, pack.lengths)
 
     def _autocast(self) -> torch.autocast:
         return autocast_context(self.device, self.config.model.autocast)

@@ -22,8 +22,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from rlhf_core.config.models import ModelConfig
 from rlhf_core.errors import ConfigError
-from rlhf_core.models.heads import ValueModel, read_score_head
+from rlhf_core.models.heads import ValueModel
 from rlhf_core.models.packed_attention import use_packed_attention
+from rlhf_core.models.value_context import ContextHeads, sentence_ends
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
@@ -114,13 +115,17 @@ def load_critic(path: str | Path, config: ModelConfig, device: torch.device) -> 
     The value head is the folder's own, the reward model's score, or 0: a fresh critic values everything at 0.
 
     Raises:
-        ConfigError: the folder or name cannot be loaded, or weights are missing.
+        ConfigError: the folder or name cannot be loaded, weights are missing, or it is of a critic whose value head is
+            of another kind than `config.value_head`.
     """
     body = _placed(_load(AutoModel, str(path), config, torch.float32), config, device)
-    critic = ValueModel(body).to(device)
-    weights = read_score_head(Path(path))
-    if weights is not None:
-        critic.set_head(weights)
+    context = None
+    if config.value_head == "hierarchical":
+        size = cast(int, body.config.hidden_size)
+        vocab_size = cast(Any, body.get_input_embeddings()).weight.shape[0]
+        context = ContextHeads(size, sentence_ends(load_tokenizer(config), vocab_size), config.value_head_weights)
+    critic = ValueModel(body, context).to(device)
+    critic.load_head(Path(path))
     return critic
 
 

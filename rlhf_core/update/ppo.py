@@ -30,7 +30,7 @@ from rlhf_core.update.minibatches import micro_batches, mini_batches
 from rlhf_core.update.tally import Tally
 
 _RATIO_TOLERANCE = {"off": 1e-2, "bfloat16": 0.5}
-"""Largest |ratio - 1| before the first step, by autocast: bfloat16 log-probs of one token move by tenths of a nat."""
+"""Largest |ratio - 1| before the first step, by the precision used: log-probs of bfloat16 move by tenths of a nat."""
 
 
 class PpoUpdate:

@@ -20,7 +20,7 @@ def test_a_value_is_an_affine_function_of_the_hidden_state_in_float32(critic):
     critic.set_head({"weight": torch.arange(32.0)[None], "bias": torch.tensor([0.5])})
     hidden = torch.randn(5, 32)
     with torch.autocast("cpu", torch.bfloat16):
-        values = critic.values(hidden.bfloat16())
+        values = critic.values(hidden.bfloat16(), torch.arange(5), (3, 2))
     torch.testing.assert_close(values, hidden.bfloat16().float() @ torch.arange(32.0) + 0.5)
 
 
