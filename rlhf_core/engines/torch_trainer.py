@@ -23,6 +23,8 @@ from rlhf_core.models.packed_attention import body_hidden
 from rlhf_core.models.precision import Autocast, autocast_context, effective_autocast
 from rlhf_core.numerics.kl import compare_with_reference
 from rlhf_core.numerics.logprobs import logprobs_from_hidden
+from rlhf_core.numerics.running_stats import RunningStats
+from rlhf_core.numerics.value_normalisation import denormalise_values
 
 _PROBE_TOLERANCE_NATS = 1e-3
 
@@ -55,6 +57,8 @@ class TorchTrainer:
             self.critic_optimizer = ScheduledAdamW(
                 self.critic, config.ppo.critic_optimizer, total_steps=steps, hidden_size=width
             )
+        self.value_stats = RunningStats()
+        """Of the returns that the critic was trained on; stays empty unless values are normalised (A6)."""
         _require_plain_logits(self.policy, device)
 
     @property
@@ -136,7 +140,7 @@ class TorchTrainer:
             return torch.zeros(len(pack.ids), device=self.device)
         with self._autocast():
             hidden = body_hidden(self.critic.body, pack.ids, pack.positions, pack.lengths)
-        return self.critic.values(hidden, pack.ids, pack.lengths)
+        return denormalise_values(self.critic.values(hidden, pack.ids, pack.lengths), self.value_stats)
 
     def _autocast(self) -> torch.autocast:
         return autocast_context(self.device, self.config.model.autocast)

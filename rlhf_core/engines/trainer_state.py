@@ -21,6 +21,7 @@ from rlhf_core.engines.optimizer import ScheduledAdamW
 from rlhf_core.engines.torch_trainer import TorchTrainer
 from rlhf_core.errors import CheckpointError, ConfigError
 from rlhf_core.models.loading import load_critic, load_policy
+from rlhf_core.numerics.running_stats import RunningStats
 
 _STATE = "state.json"
 _FORMAT = "torch-trainer-1"
@@ -45,7 +46,13 @@ def save_trainer(trainer: TorchTrainer, folder: Path) -> None:
             "stalled_since": optimizer.stalled_since,
         }
     save_file(_torch_random_states(), rank / _RANDOM)
-    state = {"format": _FORMAT, "world_size": 1, "optimizers": counters, **_other_random_states()}
+    state = {
+        "format": _FORMAT,
+        "world_size": 1,
+        "optimizers": counters,
+        "value_stats": trainer.value_stats.state_dict(),
+        **_other_random_states(),
+    }
     (rank / _STATE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
 
 
@@ -78,6 +85,7 @@ def load_trainer(trainer: TorchTrainer, folder: Path) -> None:
         _copy_weights(model, stored)
     for name, optimizer in _optimizers(trainer).items():
         optimizer.restore(moments[name], **state["optimizers"][name])
+    trainer.value_stats = RunningStats.from_state_dict(state["value_stats"])
     _restore_random_states(state, random_states)
 
 

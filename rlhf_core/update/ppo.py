@@ -24,6 +24,7 @@ from rlhf_core.numerics.checks import require_finite
 from rlhf_core.numerics.ptx_loss import ptx_loss
 from rlhf_core.numerics.reductions import AllReduce, identity
 from rlhf_core.numerics.value_loss import clipped_value_loss
+from rlhf_core.numerics.value_normalisation import normalise_returns
 from rlhf_core.update.actor_loss import ActorBatch, actor_loss, actor_loss_settings
 from rlhf_core.update.epoch_stop import epoch_stop_reason, mini_batch_stop_reason
 from rlhf_core.update.minibatches import micro_batches, mini_batches
@@ -76,6 +77,8 @@ class PpoUpdate:
             require_finite(name, getattr(self._experience, name), mask)
         self._lengths: list[int] = (self._experience.rollouts.prompt_mask.sum(dim=1) + mask.sum(dim=1)).tolist()
         self._tally = Tally()
+        if self._config.critic.normalise_values and trainer.critic is not None:
+            trainer.value_stats = trainer.value_stats.including(self._experience.returns, mask, all_reduce)
         for optimizer in (trainer.actor_optimizer, trainer.critic_optimizer):
             if optimizer is not None:
                 optimizer.note_stall(control.is_reward_stalled)
@@ -171,11 +174,16 @@ class PpoUpdate:
 
     def _critic_backward(self, pack: Pack, rows: Tensor, token_count: float) -> dict[str, Tensor]:
         values = self._trainer.response_values(pack)
+        everywhere = torch.ones_like(values, dtype=torch.bool)
+        values, old_values, returns = (
+            normalise_returns(x, everywhere, self._trainer.value_stats)
+            for x in (values, self._flat("old_values", rows), self._flat("returns", rows))
+        )
         loss, metrics = clipped_value_loss(
             values,
-            self._flat("old_values", rows),
-            self._flat("returns", rows),
-            torch.ones_like(values, dtype=torch.bool),
+            old_values,
+            returns,
+            everywhere,
             value_clip_range=self._config.critic.value_clip_range,
             token_count=token_count,
         )

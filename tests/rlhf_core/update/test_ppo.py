@@ -379,3 +379,22 @@ def test_the_mini_batch_grows_with_its_schedule(model):
         for iteration in (4, 5)
     }  # fmt: skip
     assert steps == {4: 2.0, 5: 1.0}
+
+
+def test_case_N06_returns_that_grow_keep_the_normalised_value_loss_bounded_and_values_in_reward_units(model):
+    """Returns go from 4 to 20: without normalisation the squared error grows 25-fold, with it the loss stays small."""
+    losses: dict[bool, list[float]] = {}
+    for is_normalised in (False, True):
+        optimizer = {"learning_rate": 3e-3, "warmup_steps": 0, "normalise_values": is_normalised, "value_clip_range": 9.0}
+        trainer = make_trainer(model, critic=optimizer, epochs=4, mini_batch_rollouts=8, micro_batch_rollouts=8)
+        losses[is_normalised] = []
+        for level in (4.0, 8.0, 12.0, 16.0, 20.0):
+            experience = random_experience(trainer, random_rollouts())
+            returns = (level + 0.1 * experience.returns) * experience.rollouts.response_mask
+            metrics = updated(trainer, ExperienceTensors(**(vars(experience) | {"returns": returns})))
+            losses[is_normalised].append(metrics["update/value_loss"])
+    assert max(losses[True]) < 3.0
+    assert max(losses[False]) > 10.0
+    assert trainer.value_stats.mean == pytest.approx(12.0, abs=0.2)
+    values = trainer.evaluate(random_rollouts()).values[random_rollouts().response_mask]
+    assert float(values.mean()) == pytest.approx(14.0, abs=6.0)
