@@ -56,9 +56,30 @@ def lint(config: RunConfig) -> tuple[LintWarning, ...]:
             )
     if config.reward.scorer == "callable":
         warn("reward.scorer", "a callable is not validated like a reward model; check by hand that it cannot be gamed.")
+    for field, message in _algorithm_warnings(config).items():
+        warn(field, message)
     for field, message in _precision_warnings(config).items():
         warn(field, message)
     return tuple(found)
+
+
+def _algorithm_warnings(config: RunConfig) -> dict[str, str]:
+    """What is known to hurt one algorithm or one kind of start."""
+    found: dict[str, str] = {}
+    coef, in_loss = config.ppo.loss_kl.coef, not config.algorithm.kl_in_reward
+    if config.model.start == "base" and (coef or in_loss):
+        found["ppo.loss_kl"] = (
+            "KL in the loss with a base model's start holds back what it has yet to learn. Set ppo.loss_kl.coef=0 and "
+            "algorithm.kl_placement=reward, or a small kl.start."
+        )
+    if config.model.start == "sft" and coef == 0 and not in_loss:
+        found["ppo.loss_kl.coef"] = "0 with an SFT start: nothing in the loss holds the policy near it; usual: 0.001."
+    if config.algorithm.kind == "grpo" and config.rollout.temperature < 0.9:
+        found["rollout.temperature"] = (
+            f"{config.rollout.temperature:g} makes the responses of a group alike, so that it teaches little; "
+            "GRPO samples at 0.95 to 1."
+        )
+    return found
 
 
 def _precision_warnings(config: RunConfig) -> dict[str, str]:

@@ -161,14 +161,18 @@ def config_table(run: RunRecord) -> Table | None:
             f"up to {config.rollout.max_new_tokens} tokens at temperature {config.rollout.temperature:g}",
         ),
         (
-            "PPO",
+            {"ppo": "PPO", "grpo": "GRPO", "rloo": "RLOO"}.get(config.algorithm.kind, "REINFORCE++"),
             f"{config.ppo.epochs} epochs, mini-batches of {config.ppo.mini_batch_rollouts}, "
             f"clip range {config.ppo.clip_range:g}",
         ),
         (
             "learning rates",
-            f"actor {config.ppo.actor.learning_rate:g} ({config.ppo.actor.schedule}), critic "
-            f"{config.ppo.critic_optimizer.learning_rate:g} ({config.ppo.critic.schedule})",
+            f"actor {config.ppo.actor.learning_rate:g} ({config.ppo.actor.schedule}), "
+            + (
+                f"critic {config.ppo.critic_optimizer.learning_rate:g} ({config.ppo.critic.schedule})"
+                if config.algorithm.has_critic
+                else "no critic"
+            ),
         ),
         (
             "KL control",

@@ -20,6 +20,7 @@ from rlhf_core.data.refs import ControlState
 from rlhf_core.engines.protocols import ExperienceTensors, GenerationRequest, RolloutTensors, Sampling
 from rlhf_core.engines.transformers_rollout import TransformersRollout
 from rlhf_core.experience.build import Estimation, Judgement, build_experience
+from rlhf_core.models.loading import load_tokenizer
 from rlhf_core.workers.inline import InlineWorkers
 
 VOCAB, LENGTH = 8, 3
@@ -89,7 +90,7 @@ class Toy:
         self.workers = InlineWorkers(self.config, torch.device("cpu"))
         policy = self.workers.policy_model()
         self.reference = log_probabilities(policy)
-        self.engine = TransformersRollout(policy, None, batch_size=self.rollouts_per_update)
+        self.engine = TransformersRollout(policy, load_tokenizer(self.config.model), batch_size=self.rollouts_per_update)
         self.engine.eos_ids = frozenset()
 
     def distance(self) -> float:

@@ -37,6 +37,12 @@ def test_a_sound_configuration_has_no_warning():
         ({"evaluation": {}}, "evaluation.benchmarks"),
         ({"evaluation": {"benchmarks": [{"name": "mmlu", "items": 50}]}}, "evaluation.benchmarks.mmlu"),
         ({"reward": {"scorer": "callable", "callable": {"path": "m:f"}}}, "reward.scorer"),
+        ({"model": {"policy": "m", "start": "base"}, "ppo": {"loss_kl": {"coef": 0.001}}}, "ppo.loss_kl"),
+        ({"ppo": {"loss_kl": {"coef": 0.0}}}, "ppo.loss_kl.coef"),
+        (
+            {"algorithm": {"kind": "grpo"}, "rollout": {"temperature": 0.7, "samples_per_prompt": 8}},
+            "rollout.temperature",
+        ),
     ],
 )
 def test_each_harmful_setting_is_named(change, field):
