@@ -87,20 +87,14 @@ def sequence_rewards(
     valid, counts = parts.valid, parts.counts
     clipped, raw_clipped_fraction = _raw_clip(raw, counts, config.raw_clip)
     temperature = adaptive_temperature(clipped, counts) if config.adaptive_temperature else 1.0
-    if config.normalisation == "group":
-        normalised = normalise_in_groups(clipped / temperature, counts, texts.group_ids)
+    tempered, mode = clipped / temperature, config.normalisation
+    if mode == "group":
+        normalised = normalise_in_groups(tempered, counts, texts.group_ids)
     else:
-        normalised = normalise_scores(
-            clipped / temperature, counts, mode=config.normalisation, calibration=calibration, running=running
-        )
+        normalised = normalise_scores(tempered, counts, mode=mode, calibration=calibration, running=running)
     rewards, clipped_fraction = _clipped(normalised.values, parts, config.clip)
-    rewards += ending_penalties(
-        endings,
-        early_penalty=config.penalties.early_end,
-        truncation_penalty=config.penalties.truncation if config.truncated_policy == "penalty" else 0.0,
-    )
     is_unsafe = matches_any(texts.responses, config.unsafe_patterns)
-    rewards += is_unsafe * config.penalties.unsafe
+    rewards += _penalties(endings, config) + is_unsafe * config.penalties.unsafe
     raw = torch.where(parts.is_scored, raw, _mean(clipped[counts]))
     metrics = {
         **_raw_metrics(clipped[counts]),
@@ -171,6 +165,11 @@ def _clipped(normalised: Tensor, parts: _Parts, limit: float) -> tuple[Tensor, f
     mean = torch.tensor([_mean(normalised[parts.counts])], dtype=torch.float64)
     rewards[parts.takes_mean] = clip_scores(mean, limit)[0]
     return rewards, fraction
+
+
+def _penalties(endings: Sequence[str], config: RewardConfig) -> Tensor:
+    truncation = config.penalties.truncation if config.truncated_policy == "penalty" else 0.0
+    return ending_penalties(endings, early_penalty=config.penalties.early_end, truncation_penalty=truncation)
 
 
 def _flags(values: Iterable[bool]) -> Tensor:
