@@ -40,6 +40,8 @@ class RolloutConfig(StrictConfig):
     max_prompt_tokens: int = Field(default=256, ge=1, description="longer prompts are reported and left out")
     max_new_tokens: int = Field(default=64, ge=1, description="length limit of a response")
     temperature: float = Field(default=1.0, gt=0, description="sampling temperature; log-probs use the same (K01)")
+    top_p: float = Field(default=1.0, description="1 alone: sampling keeps the whole vocabulary (K02)")
+    top_k: int | None = Field(default=None, description="None alone, for the same reason")
     stop_strings: tuple[str, ...] = Field(default=(), description="texts that end a response naturally, as EOS does")
     batch_size: int = Field(default=32, ge=1, description="responses generated together")
     min_response_tokens: int = Field(
@@ -62,6 +64,16 @@ class RolloutConfig(StrictConfig):
 
     def rollouts_in(self, iteration: int) -> int:
         return self.prompts_in(iteration) * self.samples_in(iteration)
+
+    @model_validator(mode="after")
+    def _support_is_whole(self) -> Self:
+        if self.top_p != 1.0 or self.top_k is not None:
+            raise ValueError(
+                f"rollout.top_p={self.top_p} and rollout.top_k={self.top_k} cut the vocabulary that is sampled from, "
+                "but the update's log-probs are over all of it: the ratio would not be 1 before the first step, and "
+                "the gradient biased. Leave both out and lower rollout.temperature, which both sides follow."
+            )
+        return self
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:

@@ -71,7 +71,7 @@ def test_an_early_end_has_no_future():
     assert experience.returns[:, 0].tolist() == [1.0, -1.0]
 
 
-def test_the_penalty_uses_the_chosen_estimator_and_reports_it():
+def test_case_K05_the_penalty_uses_the_chosen_estimator_and_reports_it():
     evaluation = opinion(ref_logprobs=torch.full((2, 4), -1.5), kl_exact_nats=torch.full((2, 4), 0.3))
     expected = {"k1": 0.5, "k2": 0.125, "k3": 0.5 + 2.718281828459045**-0.5 - 1, "exact": 0.3}
     for estimator, kl in expected.items():
