@@ -1,0 +1,116 @@
+"""Ranks whose own numbers differ decide alike, because they decide on the sum."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf_core.engines.protocols import ExperienceTensors, RolloutTensors
+from rlhf_core.engines.torch_trainer import TorchTrainer
+from rlhf_core.errors import NumericsError
+from rlhf_core.update.ppo import PpoUpdate
+from tests.rlhf_core.engines.trainer_case import CONTROL, CPU, ppo, random_experience, random_rollouts, run_config
+from tests.tiny_model import make_tiny_model
+
+ROWS = ([0, 1, 2, 3], [4, 5, 6, 7])
+TIMEOUT_SECONDS = 60
+
+
+class Group:
+    """Sums tensors over two threads that each play a rank; a rank that stops early breaks the barrier."""
+
+    def __init__(self) -> None:
+        self._barrier = threading.Barrier(2, timeout=TIMEOUT_SECONDS)
+        self._given: dict[int, torch.Tensor] = {}
+
+    def all_reduce(self, rank: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def reduce(tensor: torch.Tensor) -> torch.Tensor:
+            self._given[rank] = tensor.clone()
+            self._barrier.wait()
+            total = self._given[0] + self._given[1]
+            self._barrier.wait()
+            return total
+
+        return reduce
+
+
+class Watched(PpoUpdate):
+    """Keeps the KL of this rank's own tokens at each mini-batch."""
+
+    own_kl_nats: list[float]
+
+    def _reduced(self, parts: list[dict[str, torch.Tensor]]) -> dict[str, float]:
+        if "update/approx_kl_nats" in parts[0]:
+            self.own_kl_nats.append(float(sum(part["update/approx_kl_nats"] for part in parts)))
+        return super()._reduced(parts)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("consensus") / "model")
+
+
+def on_two_ranks(model: Path, *, spoil: Callable[[int, ExperienceTensors], None] | None = None, **limits: float):
+    """Each rank's metrics (or error) and own KLs after one update of up to four epochs."""
+    group = Group()
+    stop = {"max_kl_nats": 1e3, "max_clip_fraction": 1.0, "min_mean_abs_advantage": 0.0} | limits
+
+    def rank(number: int) -> tuple[Any, list[float]]:
+        optimizer = {"learning_rate": 5e-3, "warmup_steps": 0}
+        settings = ppo(actor=optimizer, critic=optimizer, epochs=4, mini_batch_rollouts=8, epoch_stop=stop)
+        trainer = TorchTrainer(run_config(model, ppo=settings), CPU)
+        every = vars(random_experience(trainer, random_rollouts()))
+        parts = {name: tensor[ROWS[number]] for name, tensor in every.items() if name != "rollouts"}
+        rollouts = RolloutTensors(**{n: t[ROWS[number]] for n, t in vars(every["rollouts"]).items()})
+        experience = ExperienceTensors(rollouts, **parts)
+        if spoil is not None:
+            spoil(number, experience)
+        update = Watched(trainer, experience, [], CONTROL, all_reduce=group.all_reduce(number))
+        update.own_kl_nats = []
+        try:
+            return update.run(seed=1), update.own_kl_nats
+        except NumericsError as error:
+            return error, update.own_kl_nats
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(rank, range(2)))
+
+
+def test_case_K03_two_ranks_with_different_local_kl_stop_at_the_same_mini_batch(model):
+    (_, first), (_, second) = on_two_ranks(model)
+    tokens = random_rollouts().response_mask.sum()
+    share = [random_rollouts().response_mask[rows].sum() / tokens for rows in ROWS]
+    own = [[kl / float(s) for kl in kls] for kls, s in zip((first, second), share, strict=True)]
+    low, high = sorted((own[0][1], own[1][1]))
+    assert high > 1.2 * low, "the two ranks' KLs are too close for this test"
+    (one, _), (two, _) = on_two_ranks(model, max_kl_nats=(low + high) / 2)
+    assert one["update/epochs"] == two["update/epochs"]
+    assert {n for n in one if "stop_" in n} == {n for n in two if "stop_" in n}
+
+
+def test_a_ratio_that_one_rank_alone_finds_wrong_is_refused_by_both(model):
+    def spoil(rank: int, experience: ExperienceTensors) -> None:
+        if rank == 1:
+            experience.old_logprobs.sub_(0.5)
+
+    for outcome, _ in on_two_ranks(model, spoil=spoil):
+        assert isinstance(outcome, NumericsError)
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_both(model):
+    def spoil(rank: int, experience: ExperienceTensors) -> None:
+        if rank == 0:
+            experience.advantages.mul_(1e38).mul_(10.0)
+            experience.advantages.nan_to_num_(nan=0.0, posinf=3e38, neginf=-3e38)
+
+    (one, _), (two, _) = on_two_ranks(model, spoil=spoil)
+    for outcome in (one, two):
+        skipped = isinstance(outcome, NumericsError) or outcome["update/skipped_updates"] > 0
+        assert skipped
+    assert isinstance(one, NumericsError) == isinstance(two, NumericsError)
