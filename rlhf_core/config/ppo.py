@@ -119,6 +119,9 @@ class PPOConfig(StrictConfig):
     )
     discount: float = Field(default=1.0, gt=0, le=1)
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    gae_chunk_tokens: int | None = Field(
+        default=None, ge=1, description="compute advantages of long responses in chunks of so many tokens (A2)"
+    )
     gae_lambda_policy: Literal["fixed", "by_length", "staged"] = Field(
         default="fixed",
         description="by_length: 0.95 to 128 tokens, falling to 0.85 at 512; staged: 0.9, 0.95, 0.98 by thirds of the run",

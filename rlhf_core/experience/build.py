@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf_core.config.run import RunConfig
 from rlhf_core.control.gae_lambda import gae_lambda_by_length, staged_gae_lambda
 from rlhf_core.engines.protocols import RolloutEvaluation
-from rlhf_core.experience.estimators import CriticsView, estimate_advantages
+from rlhf_core.experience.estimators import CriticsView, Decay, estimate_advantages
 from rlhf_core.experience.kl_shaping import KlTokenLimit, shape_rewards
 from rlhf_core.numerics.group_advantages import group_baseline, uniform_groups
 from rlhf_core.numerics.kl import kl_k1, kl_k2, kl_k3
@@ -97,8 +97,7 @@ def build_experience(
         response_mask,
         judged.group_ids,
         algorithm,
-        discount=ppo.discount,
-        gae_lambda=_gae_lambda(how, response_mask),
+        Decay(ppo.discount, _gae_lambda(how, response_mask), ppo.gae_chunk_tokens),
     )
     whitening = ppo.advantage_whitening or ("none" if algorithm.kind in ("grpo", "rloo") else "whiten")
     experience = Experience(

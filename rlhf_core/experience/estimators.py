@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlhf_core.config.algorithm import AlgorithmConfig
 from rlhf_core.numerics.advantages import generalized_advantages
+from rlhf_core.numerics.chunked_advantages import chunked_advantages
 from rlhf_core.numerics.group_advantages import grpo_advantages, rloo_advantages
 
 
@@ -23,15 +24,25 @@ class CriticsView:
     """`[batch]`: of what follows the last token; 0 where nothing does."""
 
 
+@dataclass(frozen=True)
+class Decay:
+    """How far a reward reaches back."""
+
+    discount: float
+    """γ; the group methods do not discount."""
+    gae_lambda: float | Tensor
+    """λ, for all rows or `[batch]`; used by `ppo` alone."""
+    chunk_tokens: int | None = None
+    """Compute GAE in chunks of so many tokens (A2); None: token by token."""
+
+
 def estimate_advantages(
     rewards: Float[Tensor, "batch response"],
     critic: CriticsView,
     response_mask: Bool[Tensor, "batch response"],
     group_ids: Int[Tensor, " batch"],
     algorithm: AlgorithmConfig,
-    *,
-    discount: float,
-    gae_lambda: float | Float[Tensor, " batch"],
+    decay: Decay,
 ) -> tuple[Float[Tensor, "batch response"], Float[Tensor, "batch response"]]:
     """Return `(advantages, returns)` before whitening, 0 at padding; `returns = advantages + values`.
 
@@ -44,8 +55,7 @@ def estimate_advantages(
         response_mask: True at response tokens.
         group_ids: the prompt of each row, any integers.
         algorithm: which, and its options.
-        discount: γ; the group methods do not discount.
-        gae_lambda: λ, for all rows or by row; used by `ppo` alone.
+        decay: γ, λ and the size of chunks.
 
     Raises:
         NumericsError: a reward or value at a response token is NaN or infinite.
@@ -53,13 +63,20 @@ def estimate_advantages(
     if algorithm.kind in ("grpo", "rloo"):
         advantages = _by_group(rewards, response_mask, group_ids, algorithm)
         return advantages, advantages
+    values, bootstrap_values, gae_lambda = critic.values, critic.bootstrap_values, decay.gae_lambda
     if algorithm.kind == "reinforce_plus_plus":
-        nothing = torch.zeros_like(critic.bootstrap_values)
-        return generalized_advantages(
-            rewards, torch.zeros_like(rewards), nothing, response_mask, discount=discount, gae_lambda=1.0
+        values, bootstrap_values, gae_lambda = torch.zeros_like(rewards), torch.zeros_like(bootstrap_values), 1.0
+    if decay.chunk_tokens is not None:
+        return chunked_advantages(
+            rewards,
+            values,
+            bootstrap_values,
+            response_mask,
+            decay=(decay.discount, gae_lambda),
+            chunk_tokens=decay.chunk_tokens,
         )
     return generalized_advantages(
-        rewards, critic.values, critic.bootstrap_values, response_mask, discount=discount, gae_lambda=gae_lambda
+        rewards, values, bootstrap_values, response_mask, discount=decay.discount, gae_lambda=gae_lambda
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf_core.config.algorithm import AlgorithmConfig
-from rlhf_core.experience.estimators import CriticsView, estimate_advantages
+from rlhf_core.experience.estimators import CriticsView, Decay, estimate_advantages
 
 MASK = torch.tensor([[True, True, False], [True, False, False], [True, True, True]])
 REWARDS = torch.tensor([[-0.5, 2.5, 9.0], [4.0, 9.0, 9.0], [1.0, 1.0, 4.0]])
@@ -15,10 +15,9 @@ GROUPS = torch.tensor([7, 7, 7])
 CRITIC = CriticsView(values=torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0], [0.0, 1.0, 2.0]]), bootstrap_values=torch.zeros(3))
 
 
-def estimated(kind: str, discount: float = 1.0, gae_lambda: float = 0.5, **options):
-    return estimate_advantages(
-        REWARDS, CRITIC, MASK, GROUPS, AlgorithmConfig(kind=kind, **options), discount=discount, gae_lambda=gae_lambda
-    )
+def estimated(kind: str, discount: float = 1.0, chunk_tokens: int | None = None, **options):
+    decay = Decay(discount, 0.5, chunk_tokens)
+    return estimate_advantages(REWARDS, CRITIC, MASK, GROUPS, AlgorithmConfig(kind=kind, **options), decay)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,11 @@ def test_ppo_trusts_the_critic_as_far_as_lambda_says():
 def test_the_order_of_rows_changes_nothing():
     order = torch.tensor([2, 0, 1])
     config = AlgorithmConfig(kind="grpo")
-    shuffled, _ = estimate_advantages(
-        REWARDS[order], CRITIC, MASK[order], GROUPS, config, discount=1.0, gae_lambda=1.0
-    )
+    shuffled, _ = estimate_advantages(REWARDS[order], CRITIC, MASK[order], GROUPS, config, Decay(1.0, 1.0))
     torch.testing.assert_close(shuffled, estimated("grpo")[0][order])
+
+
+@pytest.mark.parametrize("kind", ["ppo", "reinforce_plus_plus"])
+def test_chunks_change_nothing(kind):
+    for whole, chunked in zip(estimated(kind, 0.9), estimated(kind, 0.9, chunk_tokens=2), strict=True):
+        torch.testing.assert_close(chunked, whole)
