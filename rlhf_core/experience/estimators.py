@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_core.config.algorithm import AlgorithmConfig
 from rlhf_core.numerics.advantages import generalized_advantages
-from rlhf_core.numerics.chunked_advantages import chunked_advantages
+from rlhf_core.numerics.chunked_advantages import GaeDecay, chunked_advantages
 from rlhf_core.numerics.group_advantages import grpo_advantages, rloo_advantages
 
 
@@ -72,7 +72,7 @@ def estimate_advantages(
             values,
             bootstrap_values,
             response_mask,
-            decay=(decay.discount, gae_lambda),
+            decay=GaeDecay(decay.discount, gae_lambda),
             chunk_tokens=decay.chunk_tokens,
         )
     return generalized_advantages(
