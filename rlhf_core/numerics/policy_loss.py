@@ -80,24 +80,25 @@ def ppo_policy_loss(
     log_ratio = (logprobs - old_logprobs).masked_fill(~response_mask, 0.0)
     advantages = advantages.detach().masked_fill(~response_mask, 0.0)
     ratio = log_ratio.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp()
-    unclipped = ratio * advantages
-    clipped = ratio.clamp(*clip.bounds) * advantages
+    objective, shares = _objective(ratio, advantages, clip)
     exact_log_ratio = log_ratio.detach().to(torch.float64)
-    per_token = {
-        "update/clip_fraction": (clipped < unclipped).detach(),
-        "update/approx_kl_nats": kl_k3(-exact_log_ratio),
-        "update/ratio_mean": ratio.detach(),
-    }
-    objective = torch.minimum(unclipped, clipped)
-    if clip.dual_clip is not None:
-        # A bound of -inf where A ≥ 0: there the clip itself limits what a token gains.
-        floor = torch.where(advantages < 0, clip.dual_clip * advantages, -torch.inf)
-        per_token["update/dual_clip_fraction"] = (objective < floor).detach()
-        objective = torch.maximum(objective, floor)
+    per_token = shares | {"update/approx_kl_nats": kl_k3(-exact_log_ratio), "update/ratio_mean": ratio.detach()}
     loss = -masked_sum(objective, response_mask) / token_count
-
     metrics = {name: masked_sum(x.to(torch.float64), response_mask) / token_count for name, x in per_token.items()}
     valid_ratios = ratio.detach().masked_fill(~response_mask, 0.0).to(torch.float64)
     metrics["update/ratio_max"] = valid_ratios.max() if valid_ratios.numel() else valid_ratios.sum()
     metrics["update/policy_loss"] = loss.detach().to(torch.float64)
     return loss, metrics
+
+
+def _objective(ratio: Tensor, advantages: Tensor, clip: PolicyClip) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the objective of each token, and by metric whether a clip is what counts for it."""
+    unclipped, clipped = ratio * advantages, ratio.clamp(*clip.bounds) * advantages
+    objective = torch.minimum(unclipped, clipped)
+    shares = {"update/clip_fraction": (clipped < unclipped).detach()}
+    if clip.dual_clip is None:
+        return objective, shares
+    # A bound of -inf where A ≥ 0: there the clip itself limits what a token gains.
+    floor = torch.where(advantages < 0, clip.dual_clip * advantages, -torch.inf)
+    shares["update/dual_clip_fraction"] = (objective < floor).detach()
+    return torch.maximum(objective, floor), shares
