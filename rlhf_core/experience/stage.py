@@ -30,7 +30,9 @@ EXPERIENCE = "experience.safetensors"
 def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iteration: int) -> StageRef:
     """Evaluate the rollouts with policy, reference and critic, and write `experience.safetensors` (`SAMPLED_TENSORS`).
 
-    Log-probs are the trainer's, at the rollout temperature (K01); rows that are not valid are left out.
+    Log-probs are the trainer's, at the rollout temperature (K01); rows that are not valid are left out. In an iteration
+    with exploration noise `old_logprobs` are the engine's, since the noisy distribution sampled (P4); the trainer's are
+    kept beside them as `policy_logprobs`.
 
     Raises:
         CannotLearn: no valid row is left.
@@ -62,11 +64,16 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iter
         kl_coef=policy.control.kl_coef,
         settings=(config.ppo, config.reward),
     )
-    metrics["experience/engine_mismatch_nats"] = _engine_mismatch(frame, evaluation.logprobs, rollouts.response_mask)
+    engine_logprobs = _engine_logprobs(frame, rollouts.response_mask)
+    metrics["experience/engine_mismatch_nats"] = _engine_mismatch(
+        engine_logprobs, evaluation.logprobs, rollouts.response_mask
+    )
+    is_explored = config.rollout.exploration.noise_std_at(iteration) > 0
     tensors: dict[str, Tensor] = {
         **vars(rollouts),
         **vars(experience),
-        "old_logprobs": evaluation.logprobs,
+        "old_logprobs": engine_logprobs if is_explored else evaluation.logprobs,
+        **({"policy_logprobs": evaluation.logprobs} if is_explored else {}),
         "ref_logprobs": evaluation.ref_logprobs,
         "old_values": evaluation.values,
     }
@@ -77,8 +84,8 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iter
     return load_stage(final)
 
 
-def _engine_mismatch(frame: pd.DataFrame, logprobs: Tensor, response_mask: Tensor) -> float:
-    """Mean |trainer's - engine's log-prob| per token, in nats."""
+def _engine_logprobs(frame: pd.DataFrame, response_mask: Tensor) -> Tensor:
+    """`[batch, response]` float32, nats, 0 at padding."""
     engine = [list(row) for row in frame["engine_logprobs"]]
     lengths = response_mask.sum(dim=1).tolist()
     for row, (found, expected) in enumerate(zip(engine, lengths, strict=True)):
@@ -87,5 +94,11 @@ def _engine_mismatch(frame: pd.DataFrame, logprobs: Tensor, response_mask: Tenso
                 f"validated rollouts, row {row}: {len(found)} engine log-probs for {expected} response tokens; "
                 "the rollout engine must give one for each token, EOS included."
             )
-    flat = torch.tensor([x for row in engine for x in row], dtype=torch.float64)
-    return float((logprobs[response_mask].double() - flat).abs().mean())
+    found = torch.zeros(response_mask.shape)
+    found[response_mask] = torch.tensor([x for row in engine for x in row], dtype=torch.float32)
+    return found
+
+
+def _engine_mismatch(engine_logprobs: Tensor, logprobs: Tensor, response_mask: Tensor) -> float:
+    """Mean |trainer's - engine's log-prob| per token, in nats."""
+    return float((logprobs.double() - engine_logprobs.double())[response_mask].abs().mean())

@@ -126,7 +126,8 @@ class PpoUpdate:
         )
         mean_entropy = entropy.sum() / token_count
         metrics["update/entropy_nats"] = mean_entropy.detach().double()
-        metrics["update/ratio_first_deviation"] = (logprobs.detach() - old_logprobs).expm1().abs().amax().double()
+        own = old_logprobs if self._experience.policy_logprobs is None else self._flat("policy_logprobs", rows)
+        metrics["update/ratio_first_deviation"] = (logprobs.detach() - own).expm1().abs().amax().double()
         if self._config.entropy_coef:
             loss = loss - self._config.entropy_coef * mean_entropy
         loss.backward()
@@ -177,7 +178,7 @@ class PpoUpdate:
         return result
 
     def _require_ratio_of_one(self, deviation: float) -> None:
-        """P1: before the first step the policy is the one that `old_logprobs` are of."""
+        """P1: before the first step the policy is the one that the trainer's log-probs in the experience are of."""
         autocast = self._trainer.autocast
         if deviation <= _RATIO_TOLERANCE[autocast]:
             return
@@ -222,7 +223,7 @@ class PpoUpdate:
 
 
 def _placed(trainer: TorchTrainer, experience: ExperienceTensors) -> ExperienceTensors:
-    fields = {name: value for name, value in vars(experience).items() if name != "rollouts"}
+    fields = {name: value for name, value in vars(experience).items() if isinstance(value, Tensor)}
     return ExperienceTensors(
         rollouts=trainer.placed(experience.rollouts),
         **{name: tensor.to(trainer.device) for name, tensor in fields.items()},
