@@ -37,6 +37,13 @@ def lint(config: RunConfig) -> tuple[LintWarning, ...]:
             "rollout",
             f"{config.rollout.rollouts_in(1)} rollouts an iteration are few for the noise; 32 are usual.",
         )
+    noise_nats = (config.rollout.exploration.noise_std_at(1) / config.rollout.temperature) ** 2 / 2
+    if noise_nats > ppo.epoch_stop.max_kl_nats:
+        warn(
+            "rollout.exploration.noise_std",
+            f"the noise alone is a KL of up to about {noise_nats:.2g} nats per token, above "
+            f"ppo.epoch_stop.max_kl_nats={ppo.epoch_stop.max_kl_nats:g}; updates may end after their first mini-batch.",
+        )
     if not ppo.ptx.enabled and config.data.general_fraction == 0:
         warn(
             "ppo.ptx.enabled", "no general data are mixed in (ptx off, general_fraction 0); abilities may be forgotten."

@@ -25,6 +25,17 @@ class RejectionConfig(StrictConfig):
     banned_patterns: tuple[str, ...] = Field(default=(), description="regular expressions that reject a response")
 
 
+class ExplorationConfig(StrictConfig):
+    """Noise on the logits in the first iterations (P4)."""
+
+    noise_std: float = Field(default=0.1, ge=0, description="standard deviation of Gaussian noise on each logit")
+    iterations: int = Field(default=0, ge=0, description="first iterations that sample with noise; 0 is off")
+
+    def noise_std_at(self, iteration: int) -> float:
+        """The noise of an iteration, counted from 1; 0 where there is none."""
+        return self.noise_std if iteration <= self.iterations else 0.0
+
+
 class RolloutConfig(StrictConfig):
     """One iteration's sampling."""
 
@@ -47,6 +58,7 @@ class RolloutConfig(StrictConfig):
     min_response_tokens: int = Field(
         default=5, ge=0, description="fewer tokens, EOS included, count as an early end (A5)"
     )
+    exploration: ExplorationConfig = Field(default_factory=ExplorationConfig)
     rejection: RejectionConfig = Field(default_factory=RejectionConfig)
 
     def prompts_in(self, iteration: int) -> int:

@@ -62,4 +62,8 @@ SAMPLED_TENSORS = (
     "returns",
     "importance",
 )
-"""Tensors of `experience.safetensors`; prompts left-padded, responses right-padded, one row per rollout."""
+"""Tensors of `experience.safetensors`; prompts left-padded, responses right-padded, one row per rollout.
+
+Iterations with exploration noise have `policy_logprobs` besides: the trainer's own, where `old_logprobs` are the
+engine's, of the noisy distribution.
+"""

@@ -22,11 +22,16 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are sampled. The whole vocabulary is kept, so that log-probs are those of the policy (K02)."""
+    """How responses are sampled. The whole vocabulary is kept, so that log-probs are those of the policy (K02).
+
+    With `noise_std` above 0 each token is drawn from logits with Gaussian noise of that standard deviation (P4). The
+    log-probs are then those of this noisy distribution, at the temperature.
+    """
 
     max_new_tokens: int
     temperature: float
     stop_strings: tuple[str, ...] = ()
+    noise_std: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,8 @@ class ExperienceTensors:
     """Advantages before whitening, plus `old_values`."""
     importance: Tensor
     """Weight of each token's objective for the engine's mismatch (P1); 1 where it is not corrected."""
+    policy_logprobs: Tensor | None = None
+    """The trainer's own log-probs where `old_logprobs` are those of a noisy distribution that sampled (P4)."""
 
 
 class WorkerGroup(Protocol):

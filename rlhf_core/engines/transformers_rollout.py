@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_core.engines.exploration_noise import explored_logits
 from rlhf_core.engines.inverse_cdf import draw_tokens
 from rlhf_core.engines.key_value_cache import RoomyCache
 from rlhf_core.engines.non_finite import NonFiniteLogits
@@ -89,8 +90,9 @@ class TransformersRollout:
         batch = _Batch(self.model, drafts, sampling.max_new_tokens)
         logits = batch.read_prompts()
         for step in range(sampling.max_new_tokens):
-            tokens, logprobs, totals = draw_tokens(logits, uniforms[batch.rows, step], sampling.temperature)
             rows = batch.rows.tolist()
+            logits = explored_logits(logits, [drafts[row].request.seed for row in rows], step, sampling.noise_std)
+            tokens, logprobs, totals = draw_tokens(logits, uniforms[batch.rows, step], sampling.temperature)
             for row, is_finite in zip(rows, torch.isfinite(totals).tolist(), strict=True):
                 if not is_finite:
                     raise NonFiniteLogits(drafts[row].index, step)

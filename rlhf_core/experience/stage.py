@@ -8,7 +8,6 @@ from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlhf_core.config.run import RunConfig
 from rlhf_core.data.collate import rollout_tensors
 from rlhf_core.data.refs import CheckpointRef, StageRef
 from rlhf_core.data.store import (
@@ -33,7 +32,9 @@ EXPERIENCE = "experience.safetensors"
 def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iteration: int) -> StageRef:
     """Evaluate the rollouts with policy, reference and critic, and write `experience.safetensors` (`SAMPLED_TENSORS`).
 
-    Log-probs are the trainer's, at the rollout temperature (K01); rows that are not valid are left out.
+    Log-probs are the trainer's, at the rollout temperature (K01); rows that are not valid are left out. In an iteration
+    with exploration noise `old_logprobs` are the engine's, since the noisy distribution sampled (P4); the trainer's are
+    kept beside them as `policy_logprobs`.
 
     Raises:
         CannotLearn: no valid row is left.
@@ -68,12 +69,15 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iter
         Estimation(kl_coef=policy.control.kl_coef, iteration=iteration, config=config),
     )
     engine_logprobs = _engine_logprobs(frame, rollouts.response_mask)
-    importance, weight_metrics = _importance(config, evaluation.logprobs, engine_logprobs, rollouts.response_mask)
+    is_explored = config.rollout.exploration.noise_std_at(iteration) > 0
+    cap = None if is_explored else config.ppo.importance_cap
+    importance, weight_metrics = _importance(evaluation.logprobs, engine_logprobs, rollouts.response_mask, cap)
     metrics |= weight_metrics
     tensors: dict[str, Tensor] = {
         **vars(rollouts),
         **vars(experience),
-        "old_logprobs": evaluation.logprobs,
+        "old_logprobs": engine_logprobs if is_explored else evaluation.logprobs,
+        **({"policy_logprobs": evaluation.logprobs} if is_explored else {}),
         "ref_logprobs": evaluation.ref_logprobs,
         "old_values": evaluation.values,
         "importance": importance,
@@ -101,14 +105,17 @@ def _engine_logprobs(frame: pd.DataFrame, response_mask: Tensor) -> Float[Tensor
 
 
 def _importance(
-    config: RunConfig, logprobs: Tensor, engine_logprobs: Tensor, response_mask: Tensor
+    logprobs: Tensor, engine_logprobs: Tensor, response_mask: Tensor, cap: float | None
 ) -> tuple[Float[Tensor, "batch response"], dict[str, float]]:
-    """Weights that correct the engine's mismatch where `ppo.importance_cap` asks for them, and what it amounts to."""
+    """Weights that correct the engine's mismatch where there is a cap for them, and what it amounts to.
+
+    Where the engine explored there is none: there the ratio itself is against the engine's log-probs.
+    """
     gap = (logprobs.double() - engine_logprobs.double()).abs()
     metrics = {"experience/engine_mismatch_nats": float(gap[response_mask].mean())}
-    if config.ppo.importance_cap is None:
+    if cap is None:
         return torch.ones_like(logprobs), metrics
     weights, weight_metrics = truncated_importance_weights(
-        logprobs, engine_logprobs, response_mask, cap=config.ppo.importance_cap
+        logprobs, engine_logprobs, response_mask, cap=cap
     )
     return weights, metrics | weight_metrics

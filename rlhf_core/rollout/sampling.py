@@ -81,7 +81,8 @@ class Sampler:
             GenerationRequest(tuple(place.prompt["prompt_ids"]), seed)
             for place, seed in zip(places, seeds, strict=True)
         ]
-        sampling = Sampling(config.max_new_tokens, config.temperature, config.stop_strings)
+        noise_std = config.exploration.noise_std_at(self.origin.iteration)
+        sampling = Sampling(config.max_new_tokens, config.temperature, config.stop_strings, noise_std)
         try:
             return self.engine.generate(requests, sampling)
         except NonFiniteLogits as error:

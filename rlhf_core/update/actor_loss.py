@@ -66,8 +66,8 @@ def actor_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return `(loss, metrics)` of a micro-batch, as sums divided by the mini-batch's `token_count`.
 
-    Metrics add up over micro-batches and ranks but `update/ratio_max` and `update/ratio_first_deviation`, which are
-    maxima. All are detached float64 scalars.
+    Metrics add up over micro-batches and ranks but `update/ratio_max`, which is a maximum. All are detached float64
+    scalars.
     """
     everywhere = torch.ones_like(batch.logprobs, dtype=torch.bool)
     loss, metrics = ppo_policy_loss(
@@ -80,8 +80,6 @@ def actor_loss(
     )
     entropy = (batch.shares * batch.entropy).sum() / token_count
     metrics["update/entropy_nats"] = batch.entropy.detach().double().sum() / token_count
-    deviation = (batch.logprobs.detach() - batch.old_logprobs).expm1().abs()
-    metrics["update/ratio_first_deviation"] = deviation.amax().double()
     if settings.entropy_coef:
         loss = loss - settings.entropy_coef * entropy
     if settings.kl_coef:

@@ -149,6 +149,8 @@ class PpoUpdate:
         names = ("old_logprobs", "ref_logprobs", "advantages", "importance")
         batch = ActorBatch(logprobs, entropy, **{name: self._flat(name, rows) for name in names}, shares=shares)
         loss, metrics = actor_loss(batch, self._loss_settings, token_count=token_count)
+        own = batch.old_logprobs if self._experience.policy_logprobs is None else self._flat("policy_logprobs", rows)
+        metrics["update/ratio_first_deviation"] = (logprobs.detach() - own).expm1().abs().amax().double()
         loss.backward()
         return metrics
 
@@ -202,7 +204,10 @@ class PpoUpdate:
         return result
 
     def _require_ratio_of_one(self, deviation: float) -> None:
-        """P1: before the first step the policy is the one that `old_logprobs` are of. All ranks refuse together."""
+        """P1: before the first step the policy is the one that the trainer's log-probs in the experience are of.
+
+        All ranks refuse together.
+        """
         autocast = self._trainer.autocast
         if not self._sum(torch.tensor(not deviation <= _RATIO_TOLERANCE[autocast])):
             return
@@ -252,7 +257,7 @@ class PpoUpdate:
 
 
 def _placed(trainer: TorchTrainer, experience: ExperienceTensors) -> ExperienceTensors:
-    fields = {name: value for name, value in vars(experience).items() if name != "rollouts"}
+    fields = {name: value for name, value in vars(experience).items() if isinstance(value, Tensor)}
     return ExperienceTensors(
         rollouts=trainer.placed(experience.rollouts),
         **{name: tensor.to(trainer.device) for name, tensor in fields.items()},

@@ -98,6 +98,7 @@ def read_experience(path: Path) -> ExperienceTensors:
     return ExperienceTensors(
         rollouts=RolloutTensors(**{name: tensors[name] for name in rollout_names}),
         **{name: tensors[name] for name in learned},
+        policy_logprobs=tensors.get("policy_logprobs"),
     )
 
 

@@ -33,6 +33,7 @@ def test_a_sound_configuration_has_no_warning():
         ({"ppo": {"clip_range": 0.6}}, "ppo.clip_range"),
         ({"reward": {"normalisation": "none"}}, "reward.normalisation"),
         ({"rollout": {"prompts_per_iteration": 4}}, "rollout"),
+        ({"rollout": {"exploration": {"noise_std": 0.5, "iterations": 1}}}, "rollout.exploration.noise_std"),
         ({"ppo": {"ptx": {"enabled": False}}}, "ppo.ptx.enabled"),
         ({"evaluation": {}}, "evaluation.benchmarks"),
         ({"evaluation": {"benchmarks": [{"name": "mmlu", "items": 50}]}}, "evaluation.benchmarks.mmlu"),

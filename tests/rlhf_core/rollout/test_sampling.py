@@ -4,9 +4,10 @@ import torch
 from transformers import AutoTokenizer
 
 from rlhf_core.config.models import ModelConfig
-from rlhf_core.config.rollout import RolloutConfig
+from rlhf_core.config.rollout import ExplorationConfig, RolloutConfig
 from rlhf_core.data.records import ROLLOUT_SCHEMA
 from rlhf_core.engines.non_finite import NonFiniteLogits
+from rlhf_core.engines.protocols import Generation
 from rlhf_core.engines.transformers_rollout import TransformersRollout
 from rlhf_core.errors import NumericsError
 from rlhf_core.models.loading import load_policy
@@ -67,6 +68,25 @@ def test_progress_counts_every_response_once(engine):
 def test_a_prompt_without_repeat_column_starts_at_sample_zero():
     frame = prompts().drop(columns="repeat").iloc[:2]
     assert [place.sample_index for place in places_of(frame, 3)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_only_the_first_iterations_sample_with_noise():
+    seen: list[float] = []
+
+    class Watched:
+        def generate(self, requests, sampling):
+            seen.append(sampling.noise_std)
+            return [Generation((5,), (-1.0,), "length") for _ in requests]
+
+    class Silent:
+        def decode(self, ids, skip_special_tokens):
+            return ""
+
+    explored = CONFIG.model_copy(update={"batch_size": 10, "exploration": ExplorationConfig(iterations=2)})
+    for config, iteration in ((explored, 1), (explored, 2), (explored, 3), (CONFIG, 1)):
+        origin = SampleOrigin(run_seed=3, iteration=iteration, policy_step=1)
+        Sampler(Watched(), Silent(), config, origin).sample(places_of(prompts().iloc[:1], 1), attempt=1)
+    assert seen == [0.1, 0.1, 0.0, 0.0]
 
 
 def test_case_N05_broken_logits_are_reported_with_iteration_and_prompt():

@@ -161,6 +161,25 @@ def test_case_K01_the_first_ratio_is_one_at_temperature_0_6_and_another_temperat
     assert updated(trainer, experience)["update/ratio_first_deviation"] < 1e-4
 
 
+def test_the_ratio_is_against_the_distribution_that_sampled_where_it_is_not_the_policys(model):
+    still = {"learning_rate": 0.0, "warmup_steps": 0}
+    trainer = make_trainer(model, actor=still, epochs=1, mini_batch_rollouts=8)
+    said = random_experience(trainer, random_rollouts())
+    noise = 0.3 * torch.randn(said.old_logprobs.shape, generator=torch.Generator().manual_seed(4))
+    explored = ExperienceTensors(
+        **(vars(said) | {"old_logprobs": said.old_logprobs + noise, "policy_logprobs": said.old_logprobs})
+    )
+    metrics = updated(trainer, explored)
+    ratios = (-noise[said.rollouts.response_mask]).exp()
+    assert metrics["update/ratio_mean"] == pytest.approx(float(ratios.mean()), rel=1e-5)
+    assert metrics["update/ratio_max"] == pytest.approx(float(ratios.max()), rel=1e-5)
+    assert metrics["update/ratio_first_deviation"] < 1e-5
+    with pytest.raises(NumericsError, match="another policy"):
+        updated(trainer, ExperienceTensors(**(vars(explored) | {"policy_logprobs": None})))
+    with pytest.raises(NumericsError, match="another policy"):
+        updated(trainer, ExperienceTensors(**(vars(explored) | {"policy_logprobs": explored.old_logprobs})))
+
+
 @pytest.mark.parametrize("has_units", [True, False])
 def test_the_first_ratio_may_differ_as_the_precision_really_used_lets_it(model, monkeypatch, has_units):
     monkeypatch.setattr(head_matmul, "cpu_multiplies_bfloat16", lambda: has_units)

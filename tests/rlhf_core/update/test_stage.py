@@ -108,6 +108,30 @@ def test_an_iteration_makes_experience_and_then_a_checkpoint_and_does_neither_tw
     assert (first.path / "MANIFEST.json").stat().st_mtime_ns == stamp
 
 
+def test_an_iteration_with_exploration_noise_learns_against_the_engines_log_probs_and_the_next_does_not(tmp_path):
+    model = make_tiny_model(tmp_path / "model")
+    rollout = {"prompts_per_iteration": 8, "max_new_tokens": 8, "exploration": {"iterations": 1}}
+    settings = ppo(mini_batch_rollouts=4, epochs=1)
+    folder = prepare_run(run_config(model, rollout=rollout, ppo=settings), resume=False)
+    runtime = open_runtime(folder.path)
+    try:
+        start = start_policy(runtime)
+        explored, plain = (
+            experience_stage.run_stage(runtime, start, stored(runtime, rollout_rows(), number), number)
+            for number in (1, 2)
+        )
+        noisy, usual = (load_file(ref.path / "experience.safetensors") for ref in (explored, plain))
+        assert set(usual) == set(SAMPLED_TENSORS) == set(noisy) - {"policy_logprobs"}
+        assert torch.equal(noisy["policy_logprobs"], usual["old_logprobs"])
+        assert torch.equal(noisy["old_logprobs"], torch.where(noisy["response_mask"], -5.0, 0.0))
+        updated = update_stage.run_stage(runtime, start, explored, 1)
+        ratios = (usual["old_logprobs"] + 5.0).exp()[usual["response_mask"]]
+        assert updated.metrics["update/ratio_max"] == pytest.approx(float(ratios.max()), rel=1e-4)
+        assert updated.metrics["update/ratio_first_deviation"] < 1e-4
+    finally:
+        close_runtime(folder.path)
+
+
 def test_without_a_valid_row_there_is_nothing_to_learn(runtime, policy):
     validated = stored(runtime, rollout_rows(valid=(False, False)), 2)
     with pytest.raises(CannotLearn, match="none of 2 rollouts"):
