@@ -66,7 +66,7 @@ def on_two_ranks(model: Path, *, spoil: Callable[[int, ExperienceTensors], None]
         settings = ppo(actor=optimizer, critic=optimizer, epochs=4, mini_batch_rollouts=8, epoch_stop=stop)
         trainer = TorchTrainer(run_config(model, ppo=settings), CPU)
         every = vars(random_experience(trainer, random_rollouts()))
-        parts = {name: tensor[ROWS[number]] for name, tensor in every.items() if name != "rollouts"}
+        parts = {name: tensor[ROWS[number]] for name, tensor in every.items() if isinstance(tensor, torch.Tensor)}
         rollouts = RolloutTensors(**{n: t[ROWS[number]] for n, t in vars(every["rollouts"]).items()})
         experience = ExperienceTensors(rollouts, **parts)
         if spoil is not None:
