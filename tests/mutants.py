@@ -1,6 +1,6 @@
 """Breaks one numeric line at a time, in a copy of the sources, and shows that the tests notice each.
 
-    python tests/mutants.py            # exit code 1 where a mutant survives
+python tests/mutants.py            # exit code 1 where a mutant survives
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Mutant:
 
 _NUMERICS, _TESTS = "rlhf_core/numerics", "tests/rlhf_core/numerics"
 MUTANTS = (
-    Mutant(f"{_NUMERICS}/advantages.py", "next_values - values", "next_values + values", f"{_TESTS}/test_advantages.py"),
+    Mutant(
+        f"{_NUMERICS}/advantages.py", "next_values - values", "next_values + values", f"{_TESTS}/test_advantages.py"
+    ),
     Mutant(
         f"{_NUMERICS}/whitening.py",
         "(x.to(torch.float64) - moments.mean) / (moments.std",

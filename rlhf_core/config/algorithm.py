@@ -15,7 +15,9 @@ class DynamicSamplingConfig(StrictConfig):
     """DAPO's answer to groups whose rewards are all equal: they teach nothing and are sampled again."""
 
     enabled: bool = Field(default=False)
-    max_attempts: int = Field(default=3, ge=1, le=20, description="further tries before a uniform group is left as it is")
+    max_attempts: int = Field(
+        default=3, ge=1, le=20, description="further tries before a uniform group is left as it is"
+    )
 
 
 class AlgorithmConfig(StrictConfig):
@@ -35,13 +37,18 @@ class AlgorithmConfig(StrictConfig):
             "None: loss for grpo, reward for the others"
         ),
     )
-    group_baseline: Literal["mean", "leave_one_out"] = Field(default="mean", description="grpo: what a reward is held against")
+    group_baseline: Literal["mean", "leave_one_out"] = Field(
+        default="mean", description="grpo: what a reward is held against"
+    )
     scale_by_group_std: bool = Field(
         default=True, description="grpo: divide by the group's spread; it weighs the reward anew against the KL"
     )
-    subtract_group_mean: bool = Field(default=False, description="reinforce_plus_plus: rewards against their group's mean")
+    subtract_group_mean: bool = Field(
+        default=False, description="reinforce_plus_plus: rewards against their group's mean"
+    )
     loss_aggregation: Literal["token", "sequence"] = Field(
-        default="token", description="mean over all tokens (DAPO), or over responses of each one's mean (GRPO's first form)"
+        default="token",
+        description="mean over all tokens (DAPO), or over responses of each one's mean (GRPO's first form)",
     )
     dynamic_sampling: DynamicSamplingConfig = Field(default_factory=DynamicSamplingConfig)
 

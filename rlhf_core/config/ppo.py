@@ -23,7 +23,10 @@ class ScheduleConfig(StrictConfig):
         description="inverse_sqrt: the peak is 3e-6 · sqrt(parameters) / sqrt(hidden size), capped at learning_rate",
     )
     late_rise: float = Field(
-        default=0.0, ge=0, le=1, description="greatest rise in the last 30 % of the steps while the reward stalls, as a share"
+        default=0.0,
+        ge=0,
+        le=1,
+        description="greatest rise in the last 30 % of the steps while the reward stalls, as a share",
     )
     warmup_steps: int = Field(default=10, ge=0, description="optimizer steps of linear warm-up")
     floor_fraction: float = Field(default=0.1, ge=0, le=1, description="share of the peak at the end of the cosine")
@@ -86,7 +89,9 @@ class LossKlConfig(StrictConfig):
     coef: float | None = Field(
         default=None, ge=0, description="None: 0.001 where the policy starts from SFT, 0 for a base model (model.start)"
     )
-    estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="of this term, and of β's where it acts here")
+    estimator: Literal["k1", "k2", "k3"] = Field(
+        default="k3", description="of this term, and of β's where it acts here"
+    )
     reverse_coef: float = Field(
         default=0.0, ge=0, description="of KL(reference‖policy), which keeps the policy's support wide; usual: 0.05"
     )
@@ -100,7 +105,8 @@ class PPOConfig(StrictConfig):
     epochs: int = Field(default=4, ge=1, description="passes over the rollouts of one iteration")
     mini_batch_rollouts: int = Field(default=8, ge=1, description="rollouts per optimizer step")
     mini_batch_schedule: StepSchedule = Field(
-        default=(), description="[first iteration, mini_batch_rollouts from there on], rising; memory stays as it is (P8)"
+        default=(),
+        description="[first iteration, mini_batch_rollouts from there on], rising; memory stays as it is (P8)",
     )
     micro_batch_rollouts: int = Field(default=8, ge=1, description="rollouts per forward pass")
     clip_range: float = Field(default=0.2, gt=0, lt=1)
@@ -115,7 +121,9 @@ class PPOConfig(StrictConfig):
         default=None, gt=1, description="lower bound of the objective at negative advantages, in advantages; usual: 3"
     )
     importance_cap: float | None = Field(
-        default=None, gt=0, description="truncated importance sampling for the engine's log-probs (P1); None: off; usual: 2"
+        default=None,
+        gt=0,
+        description="truncated importance sampling for the engine's log-probs (P1); None: off; usual: 2",
     )
     discount: float = Field(default=1.0, gt=0, le=1)
     gae_lambda: float = Field(default=0.95, ge=0, le=1)

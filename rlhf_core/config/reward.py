@@ -35,7 +35,8 @@ class RewardConfig(StrictConfig):
         default="batch", description="R1; group: over the responses to the same prompt"
     )
     adaptive_temperature: bool = Field(
-        default=False, description="divide scores by their batch's spread, kept within [0.1, 1], before normalising (R4)"
+        default=False,
+        description="divide scores by their batch's spread, kept within [0.1, 1], before normalising (R4)",
     )
     unsafe_patterns: tuple[str, ...] = Field(
         default=(), description="regular expressions; a response that matches one gets penalties.unsafe (R5)"
@@ -64,7 +65,7 @@ class RewardConfig(StrictConfig):
         if self.adaptive_temperature and self.normalisation in ("running", "calibrated"):
             raise ValueError(
                 f"reward.adaptive_temperature divides each batch by its own spread, so statistics over batches "
-                f"(reward.normalisation={self.normalisation!r}) no longer fit. Set normalisation to batch, group or none."
+                f"(reward.normalisation={self.normalisation!r}) no longer fit. Set it to batch, group or none."
             )
         return self
 

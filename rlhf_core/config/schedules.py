@@ -26,6 +26,6 @@ StepSchedule = Annotated[_Steps, AfterValidator(_require_rising)]
 
 
 def size_at(steps: _Steps, iteration: int, *, default: int) -> int:
-    """Return the size that holds in `iteration` (from 1): that of the last step begun, or `default` before the first."""
+    """Return the size that holds in `iteration` (from 1): of the last step begun, or `default` before the first."""
     begun = [size for start, size in steps if start <= iteration]
     return begun[-1] if begun else default

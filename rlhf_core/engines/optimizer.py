@@ -39,9 +39,7 @@ class ScheduledAdamW:
     `stalled_since` is the step at which the reward was found to stall, None while it moves.
     """
 
-    def __init__(
-        self, model: nn.Module, config: OptimizerConfig, *, total_steps: int, hidden_size: int = 1
-    ) -> None:
+    def __init__(self, model: nn.Module, config: OptimizerConfig, *, total_steps: int, hidden_size: int = 1) -> None:
         """Take all parameters that need a gradient; weight decay spares vectors (norms, biases).
 
         Args:

@@ -49,9 +49,7 @@ class TorchTrainer:
         self.tokenizer = load_tokenizer(config.model)
         steps = config.optimizer_steps
         width = cast(int, self.policy.config.get_text_config().hidden_size)
-        self.actor_optimizer = ScheduledAdamW(
-            self.policy, config.ppo.actor, total_steps=steps, hidden_size=width
-        )
+        self.actor_optimizer = ScheduledAdamW(self.policy, config.ppo.actor, total_steps=steps, hidden_size=width)
         self.critic_optimizer = None
         if self.critic is not None:
             self.critic_optimizer = ScheduledAdamW(

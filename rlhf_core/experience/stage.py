@@ -19,6 +19,7 @@ from rlhf_core.data.store import (
     read_table,
     stage_folder,
 )
+from rlhf_core.engines.protocols import RolloutEvaluation
 from rlhf_core.errors import CannotLearn, DataError
 from rlhf_core.experience.build import Estimation, build_experience, judgement
 from rlhf_core.models.loading import pad_token_id
@@ -76,9 +77,7 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iter
     tensors: dict[str, Tensor] = {
         **vars(rollouts),
         **vars(experience),
-        "old_logprobs": engine_logprobs if is_explored else evaluation.logprobs,
-        **({"policy_logprobs": evaluation.logprobs} if is_explored else {}),
-        "ref_logprobs": evaluation.ref_logprobs,
+        **_log_probabilities(evaluation, engine_logprobs, is_explored=is_explored),
         "old_values": evaluation.values,
         "importance": importance,
     }
@@ -87,6 +86,16 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iter
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial / EXPERIENCE)
         finish_stage(partial, key, rows=len(frame), metrics=metrics)
     return load_stage(final)
+
+
+def _log_probabilities(
+    evaluation: RolloutEvaluation, engine_logprobs: Tensor, *, is_explored: bool
+) -> dict[str, Tensor]:
+    """The old policy's are the trainer's; where the engine explored, its own, with the trainer's beside them."""
+    ref = {"ref_logprobs": evaluation.ref_logprobs}
+    if is_explored:
+        return {**ref, "old_logprobs": engine_logprobs, "policy_logprobs": evaluation.logprobs}
+    return {**ref, "old_logprobs": evaluation.logprobs}
 
 
 def _engine_logprobs(frame: pd.DataFrame, response_mask: Tensor) -> Float[Tensor, "batch response"]:
@@ -115,7 +124,5 @@ def _importance(
     metrics = {"experience/engine_mismatch_nats": float(gap[response_mask].mean())}
     if cap is None:
         return torch.ones_like(logprobs), metrics
-    weights, weight_metrics = truncated_importance_weights(
-        logprobs, engine_logprobs, response_mask, cap=cap
-    )
+    weights, weight_metrics = truncated_importance_weights(logprobs, engine_logprobs, response_mask, cap=cap)
     return weights, metrics | weight_metrics

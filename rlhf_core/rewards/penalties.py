@@ -40,6 +40,6 @@ def matches_any(responses: Sequence[str], patterns: Sequence[str]) -> Bool[Tenso
             compiled.append(re.compile(pattern, re.IGNORECASE))
         except re.error as error:
             raise ConfigError(
-                f"reward.unsafe_patterns: {pattern!r} is no regular expression ({error}). Escape its special characters."
+                f"reward.unsafe_patterns: {pattern!r} is no regular expression ({error}). Escape special characters."
             ) from error
     return torch.tensor([any(found.search(text) for found in compiled) for text in responses], dtype=torch.bool)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,7 +13,14 @@ from torch import Tensor
 
 from rlhf_core.config.reward import RewardConfig
 from rlhf_core.numerics.running_stats import RunningStats
-from rlhf_core.rewards.normalise import Calibration, adaptive_temperature, clip_scores, normalise_in_groups, normalise_scores
+from rlhf_core.rewards.normalise import (
+    Calibration,
+    NormalisedScores,
+    adaptive_temperature,
+    clip_scores,
+    normalise_in_groups,
+    normalise_scores,
+)
 from rlhf_core.rewards.penalties import ending_penalties, matches_any
 
 PERCENTILES = (5, 25, 50, 75, 95)
@@ -87,11 +95,7 @@ def sequence_rewards(
     valid, counts = parts.valid, parts.counts
     clipped, raw_clipped_fraction = _raw_clip(raw, counts, config.raw_clip)
     temperature = adaptive_temperature(clipped, counts) if config.adaptive_temperature else 1.0
-    tempered, mode = clipped / temperature, config.normalisation
-    if mode == "group":
-        normalised = normalise_in_groups(tempered, counts, texts.group_ids)
-    else:
-        normalised = normalise_scores(tempered, counts, mode=mode, calibration=calibration, running=running)
+    normalised = _normalised(clipped / temperature, counts, texts, config.normalisation, calibration, running)
     rewards, clipped_fraction = _clipped(normalised.values, parts, config.clip)
     is_unsafe = matches_any(texts.responses, config.unsafe_patterns)
     rewards += _penalties(endings, config) + is_unsafe * config.penalties.unsafe
@@ -103,16 +107,24 @@ def sequence_rewards(
         "reward/clipped_fraction": clipped_fraction,
         "reward/excluded_count": float((~valid).sum()),
         "reward/zero_std_fraction": normalised.zero_std_fraction,
-        "reward/unsafe_fraction": float(is_unsafe.double().mean()) if len(is_unsafe) else 0.0,
+        "reward/unsafe_fraction": _mean(is_unsafe.double()),
         "reward/temperature": temperature,
     }
-    return SequenceRewards(
-        raw=raw.tolist(),
-        rewards=torch.where(valid, rewards, torch.nan).tolist(),
-        valid=valid.tolist(),
-        exclude_reasons=_reasons(raw, parts),
-        metrics=metrics,
-    )
+    rewards = torch.where(valid, rewards, torch.nan)
+    return SequenceRewards(raw.tolist(), rewards.tolist(), valid.tolist(), _reasons(raw, parts), metrics)
+
+
+def _normalised(
+    scores: Tensor,
+    counts: Tensor,
+    texts: ResponseTexts,
+    mode: Literal["batch", "running", "calibrated", "group", "none"],
+    calibration: Calibration | None,
+    running: RunningStats | None,
+) -> NormalisedScores:
+    if mode == "group":
+        return normalise_in_groups(scores, counts, texts.group_ids)
+    return normalise_scores(scores, counts, mode=mode, calibration=calibration, running=running)
 
 
 @dataclass(frozen=True)

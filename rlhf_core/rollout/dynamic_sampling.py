@@ -1,4 +1,4 @@
-"""Groups whose rewards are all equal teach nothing: their prompts are sampled again (DAPO, arXiv:2503.14476; P9, K09)."""
+"""Groups whose rewards are all equal teach nothing: they are sampled again (DAPO, arXiv:2503.14476; P9, K09)."""
 
 from __future__ import annotations
 

@@ -55,9 +55,7 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, experience: StageRef, ite
     return save_checkpoint(runtime, workers, ref, parent=policy.step, experience_sha256=experience.sha256)
 
 
-def next_control(
-    control: ControlState, config: KlControllerConfig, kl_nats: float, *, rollouts: int
-) -> ControlState:
+def next_control(control: ControlState, config: KlControllerConfig, kl_nats: float, *, rollouts: int) -> ControlState:
     """Return what steers the next iteration: β answers this batch's KL per token (K1), the rest stays.
 
     Args:

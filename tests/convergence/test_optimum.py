@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.experience import build
-from rlhf_core.update import ppo
 from tests.convergence.toy import Toy, make_toy_model, reward_table, toy_run
 
 UPDATES, ROLLOUTS = 150, 256

@@ -90,7 +90,9 @@ class Toy:
         self.workers = InlineWorkers(self.config, torch.device("cpu"))
         policy = self.workers.policy_model()
         self.reference = log_probabilities(policy)
-        self.engine = TransformersRollout(policy, load_tokenizer(self.config.model), batch_size=self.rollouts_per_update)
+        self.engine = TransformersRollout(
+            policy, load_tokenizer(self.config.model), batch_size=self.rollouts_per_update
+        )
         self.engine.eos_ids = frozenset()
 
     def distance(self) -> float:

@@ -34,20 +34,17 @@ def built(
     *,
     scores=(1.0, -1.0),
     endings=("natural", "natural"),
-    prompts=("a", "a"),
     ppo=None,
     reward=None,
     kl_coef=0.1,
-    algorithm=None,
 ):
     config = run_config(
         Path("none"),
         ppo={"gae_lambda": 1.0, "ptx": {"enabled": False}} | (ppo or {}),
         reward={"scorer": "callable", "callable": {"path": "math:sqrt"}} | (reward or {}),
-        **({} if algorithm is None else {"algorithm": algorithm, "rollout": {"samples_per_prompt": 2}}),
     )
     how = Estimation(kl_coef=kl_coef, iteration=1, config=config)
-    return build_experience(evaluation or opinion(), judgement(scores, endings, prompts), MASK, how)
+    return build_experience(evaluation or opinion(), judgement(scores, endings, ["a", "a"]), MASK, how)
 
 
 def test_without_kl_and_values_the_return_of_every_token_is_the_score():

@@ -12,7 +12,9 @@ MASK = torch.tensor([[True, True, False], [True, False, False], [True, True, Tru
 REWARDS = torch.tensor([[-0.5, 2.5, 9.0], [4.0, 9.0, 9.0], [1.0, 1.0, 4.0]])
 """Sums 2, 4 and 6 over response tokens; 9 stands at padding."""
 GROUPS = torch.tensor([7, 7, 7])
-CRITIC = CriticsView(values=torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0], [0.0, 1.0, 2.0]]), bootstrap_values=torch.zeros(3))
+CRITIC = CriticsView(
+    values=torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0], [0.0, 1.0, 2.0]]), bootstrap_values=torch.zeros(3)
+)
 
 
 def estimated(kind: str, discount: float = 1.0, chunk_tokens: int | None = None, **options):

@@ -84,7 +84,9 @@ def test_a_given_model_is_judged_and_refused_with_the_table(trained, world, tmp_
 
 def test_a_refused_model_is_judged_by_another_gate_without_training_or_scoring_it_again(trained, monkeypatch):
     runtime, result = trained
-    refused = runtime.config.model_copy(update={"reward_model": with_gate(runtime.config, max_length_correlation=0.001)})
+    refused = runtime.config.model_copy(
+        update={"reward_model": with_gate(runtime.config, max_length_correlation=0.001)}
+    )
     monkeypatch.setattr("rlhf_core.reward_model.stage.new_reward_model", lambda *a: pytest.fail("trained again"))
     monkeypatch.setattr("rlhf_core.reward_model.stage.load_reward_model", lambda *a: pytest.fail("scored again"))
     with pytest.raises(GateFailed, match=r"rlhf resume \S+/run --set reward_model\.gate\.min_accuracy"):

@@ -68,7 +68,9 @@ def test_case_K09_groups_that_stay_uniform_end_after_bounded_tries_with_a_diagno
         calls.append(len(rows))
         return [0.7] * len(rows)
 
-    with pytest.raises(CannotLearn, match=r"after 3 further tries the rewards within each of the 8 groups are all equal"):
+    with pytest.raises(
+        CannotLearn, match=r"after 3 further tries the rewards within each of the 8 groups are all equal"
+    ):
         sampled(constant, max_attempts=3)
     assert calls == [16] * 4
 

@@ -16,13 +16,13 @@ from tests.rlhf_core.engines.trainer_case import ppo, run_config
 
 LOGPROBS, OLD, REF = [-1.0, -2.0, -0.5], [-1.1, -1.6, -0.5], [-1.2, -2.5, -0.1]
 ADVANTAGES, ENTROPY = [1.0, -2.0, 0.5], [0.3, 0.6, 0.9]
-PLAIN = ActorLossSettings(
-    clip=PolicyClip(0.2), entropy_coef=0.0, kl_coef=0.0, kl_estimator="k2", reverse_kl_coef=0.0
-)
+PLAIN = ActorLossSettings(clip=PolicyClip(0.2), entropy_coef=0.0, kl_coef=0.0, kl_estimator="k2", reverse_kl_coef=0.0)
 
 
 def loss_of(settings: ActorLossSettings, *, importance=(1.0, 1.0, 1.0), shares=(1.0, 1.0, 1.0)) -> float:
-    columns = [torch.tensor(c, dtype=torch.float64) for c in (LOGPROBS, ENTROPY, OLD, REF, ADVANTAGES, importance, shares)]
+    columns = [
+        torch.tensor(c, dtype=torch.float64) for c in (LOGPROBS, ENTROPY, OLD, REF, ADVANTAGES, importance, shares)
+    ]
     return float(actor_loss(ActorBatch(*columns), settings, token_count=6)[0])
 
 

@@ -404,7 +404,12 @@ def test_case_N06_returns_that_grow_keep_the_normalised_value_loss_bounded_and_v
     """Returns go from 4 to 20: without normalisation the squared error grows 25-fold, with it the loss stays small."""
     losses: dict[bool, list[float]] = {}
     for is_normalised in (False, True):
-        optimizer = {"learning_rate": 3e-3, "warmup_steps": 0, "normalise_values": is_normalised, "value_clip_range": 9.0}
+        optimizer = {
+            "learning_rate": 3e-3,
+            "warmup_steps": 0,
+            "normalise_values": is_normalised,
+            "value_clip_range": 9.0,
+        }
         trainer = make_trainer(model, critic=optimizer, epochs=4, mini_batch_rollouts=8, micro_batch_rollouts=8)
         losses[is_normalised] = []
         for level in (4.0, 8.0, 12.0, 16.0, 20.0):

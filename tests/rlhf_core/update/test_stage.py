@@ -162,7 +162,9 @@ def test_a_controller_that_goes_on_from_a_stored_state_does_what_an_uninterrupte
     straight = control
     for kl_nats in seen:
         straight = next_control(straight, config, kl_nats, rollouts=16)
-        control = next_control(ControlState.model_validate_json(control.model_dump_json()), config, kl_nats, rollouts=16)
+        control = next_control(
+            ControlState.model_validate_json(control.model_dump_json()), config, kl_nats, rollouts=16
+        )
         assert control == straight
     first = next_control(ControlState(kl_coef=0.1, ptx_coef=0.0), config, seen[0], rollouts=16)
     assert first.kl_coef > 0.1
@@ -170,7 +172,9 @@ def test_a_controller_that_goes_on_from_a_stored_state_does_what_an_uninterrupte
 
 def test_the_moving_average_of_kl_goes_on_from_the_checkpoint():
     control = ControlState(kl_coef=0.1, ptx_coef=0.0, kl_average_nats=0.02)
-    assert next_control(control, KlControllerConfig(smoothing=0.5), 0.03, rollouts=8).kl_average_nats == pytest.approx(0.025)
+    assert next_control(control, KlControllerConfig(smoothing=0.5), 0.03, rollouts=8).kl_average_nats == pytest.approx(
+        0.025
+    )
 
 
 def test_experience_that_is_missing_damaged_or_short_of_a_tensor_is_refused(tmp_path: Path):
