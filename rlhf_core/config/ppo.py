@@ -132,7 +132,7 @@ class PPOConfig(StrictConfig):
     )
     gae_lambda_policy: Literal["fixed", "by_length", "staged"] = Field(
         default="fixed",
-        description="by_length: 0.95 to 128 tokens, falling to 0.85 at 512; staged: 0.9, 0.95, 0.98 by thirds of the run",
+        description="by_length: 0.95 to 128 tokens, to 0.85 at 512; staged: 0.9, 0.95, 0.98 by thirds of the run",
     )
     advantage_whitening: Literal["whiten", "scale", "none"] | None = Field(
         default=None,

@@ -109,7 +109,7 @@ class RunConfig(StrictConfig):
         smallest = min(self.rollout.samples_in(iteration) for iteration in range(1, self.iterations + 1))
         if smallest < 2:
             raise ValueError(
-                f"algorithm.kind={self.algorithm.kind!r} or reward.normalisation={self.reward.normalisation!r} compares "
-                f"responses to a prompt, but rollout.samples_per_prompt (or its schedule) is {smallest}. "
+                f"algorithm.kind={self.algorithm.kind!r} or reward.normalisation={self.reward.normalisation!r} holds "
+                f"responses to a prompt against each other, but rollout.samples_per_prompt (or its schedule) is {smallest}. "
                 "Set it to 2 or more; 8 is usual."
             )

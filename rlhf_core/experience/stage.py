@@ -54,13 +54,7 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iter
     )
     if stored := finished_stage(final, key):
         return stored
-    frame = read_table(validated.path / VALIDATED)
-    frame = frame.loc[frame["valid"].astype(bool)].reset_index(drop=True)
-    if frame.empty:
-        raise CannotLearn(
-            f"iteration {iteration}: none of {validated.rows} rollouts is valid, so there is nothing to learn from. "
-            "Look at exclude_reason in the scored rollouts."
-        )
+    frame = _valid_rows(validated, iteration)
     rollouts = rollout_tensors(frame, pad_token_id(runtime.tokenizer))
     evaluation = runtime.at(policy).evaluate_rollouts(rollouts)
     experience, metrics = build_experience(
@@ -86,6 +80,17 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iter
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial / EXPERIENCE)
         finish_stage(partial, key, rows=len(frame), metrics=metrics)
     return load_stage(final)
+
+
+def _valid_rows(validated: StageRef, iteration: int) -> pd.DataFrame:
+    frame = read_table(validated.path / VALIDATED)
+    frame = frame.loc[frame["valid"].astype(bool)].reset_index(drop=True)
+    if frame.empty:
+        raise CannotLearn(
+            f"iteration {iteration}: none of {validated.rows} rollouts is valid, so there is nothing to learn from. "
+            "Look at exclude_reason in the scored rollouts."
+        )
+    return frame
 
 
 def _log_probabilities(
