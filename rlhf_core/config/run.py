@@ -110,6 +110,6 @@ class RunConfig(StrictConfig):
         if smallest < 2:
             raise ValueError(
                 f"algorithm.kind={self.algorithm.kind!r} or reward.normalisation={self.reward.normalisation!r} holds "
-                f"responses to a prompt against each other, but rollout.samples_per_prompt (or its schedule) is {smallest}. "
-                "Set it to 2 or more; 8 is usual."
+                "responses to a prompt against each other, but rollout.samples_per_prompt (or its schedule) is "
+                f"{smallest}. Set it to 2 or more; 8 is usual."
             )
