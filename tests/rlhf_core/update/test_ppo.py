@@ -126,7 +126,7 @@ def test_case_N01_a_nan_outside_the_mask_changes_nothing(model):
     experience = random_experience(plain, random_rollouts())
     metrics = updated(plain, experience)
     hidden = ~experience.rollouts.response_mask
-    names = ("old_logprobs", "ref_logprobs", "old_values", "advantages", "returns")
+    names = ("old_logprobs", "ref_logprobs", "old_values", "advantages", "returns", "importance")
     bad = {name: getattr(experience, name).masked_fill(hidden, float("nan")) for name in names}
     assert updated(poisoned, ExperienceTensors(experience.rollouts, **bad)) == metrics
     assert_equal_models(plain, poisoned, atol=0.0)
