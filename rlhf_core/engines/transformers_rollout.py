@@ -49,7 +49,7 @@ class TransformersRollout:
         self.model = model
         self.tokenizer = tokenizer
         self.batch_size = batch_size
-        self.autocast = autocast
+        self.autocast: Autocast = autocast
         self.eos_ids = eos_token_ids(model, tokenizer)
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> list[Generation]:

@@ -69,15 +69,15 @@ def test_case_E07_noisy_responses_do_not_depend_on_batch_size_or_order(model_and
         )
 
 
-def test_tokens_are_drawn_from_the_noisy_distribution(model_and_tokenizer):
-    """One token of many seeds: the mean of 1/q over the draws is the size of the vocabulary where q drew them."""
+def test_noise_that_drowns_the_policy_alone_decides_which_token_is_drawn(model_and_tokenizer):
     model, _ = model_and_tokenizer
-    engine = TransformersRollout(*model_and_tokenizer, batch_size=500)
-    requests = [GenerationRequest((7, 8, 9), seed) for seed in range(4000)]
-    found = engine.generate(requests, Sampling(1, 1.0, noise_std=1.0))
-    inverse = np.exp([-generation.logprobs[0] for generation in found])
-    error = inverse.std() / np.sqrt(len(found))
-    assert abs(inverse.mean() - model.config.vocab_size) < 4 * error
+    requests = requests_of(12)
+    found = TransformersRollout(*model_and_tokenizer, batch_size=5).generate(requests, Sampling(4, 1.0, noise_std=1e5))
+    for request, generation in zip(requests, found, strict=True):
+        places = range(len(generation.response_ids))
+        loudest = [int(standard_noise(request.seed, t, model.config.vocab_size).argmax()) for t in places]
+        assert list(generation.response_ids) == loudest
+        assert max(map(abs, generation.logprobs)) < 1e-6
 
 
 def test_noise_is_standard_normal_and_differs_by_seed_and_place():
