@@ -77,6 +77,7 @@ class PpoUpdate:
             require_finite(name, getattr(self._experience, name), mask)
         self._lengths: list[int] = (self._experience.rollouts.prompt_mask.sum(dim=1) + mask.sum(dim=1)).tolist()
         self._tally = Tally()
+        self._old_value_stats = trainer.value_stats
         if self._config.critic.normalise_values and trainer.critic is not None:
             trainer.value_stats = trainer.value_stats.including(self._experience.returns, mask, all_reduce)
         for optimizer in (trainer.actor_optimizer, trainer.critic_optimizer):
@@ -177,10 +178,10 @@ class PpoUpdate:
     def _critic_backward(self, pack: Pack, rows: Tensor, token_count: float) -> dict[str, Tensor]:
         values = self._trainer.response_values(pack)
         everywhere = torch.ones_like(values, dtype=torch.bool)
-        values, old_values, returns = (
-            normalise_returns(x, everywhere, self._trainer.value_stats)
-            for x in (values, self._flat("old_values", rows), self._flat("returns", rows))
-        )
+        stats, old_values = self._trainer.value_stats, self._flat("old_values", rows)
+        values, returns = (normalise_returns(x, everywhere, stats) for x in (values, self._flat("returns", rows)))
+        # In the critic's own units, which the old values had under the old statistics: so the first step clips nothing.
+        old_values = normalise_returns(old_values, everywhere, self._old_value_stats)
         loss, metrics = clipped_value_loss(
             values,
             old_values,

@@ -10,7 +10,7 @@ import torch
 
 from tests.convergence.toy import Toy, make_toy_model, reward_table, toy_run
 
-UPDATES, ROLLOUTS = 150, 256
+UPDATES, ROLLOUTS = 100, 256
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": {},
     "grpo": {"scale_by_group_std": False},
@@ -29,7 +29,7 @@ def trained(model: Path, kind: str, beta: float, *, updates: int = UPDATES) -> t
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     config = toy_run(model, kind, updates=updates, rollouts=ROLLOUTS, algorithm=ALGORITHMS[kind])
-    toy = Toy(config, beta, reward_table(1.0), group_size=ROLLOUTS // 8, rollouts_per_update=ROLLOUTS)
+    toy = Toy(config, beta, reward_table(), group_size=ROLLOUTS // 8, rollouts_per_update=ROLLOUTS)
     before = toy.distance()
     for number in range(updates):
         toy.update(number)

@@ -53,7 +53,7 @@ def make_toy_model(folder: Path) -> Path:
             num_key_value_heads=2,
             max_position_embeddings=16,
             tie_word_embeddings=False,
-            initializer_range=0.3,
+            initializer_range=0.15,
             bos_token_id=1,
             eos_token_id=7,
             pad_token_id=7,
@@ -62,10 +62,18 @@ def make_toy_model(folder: Path) -> Path:
     return folder
 
 
-def reward_table(spread: float) -> Tensor:
-    """A fixed reward for each of the 512 sequences; float64."""
+def reward_table() -> Tensor:
+    """A fixed reward for each of the 512 sequences, float64, mean 0 and standard deviation 1.
+
+    A sum of what each token and each pair of neighbours is worth.
+    """
     draw = torch.Generator().manual_seed(5)
-    return spread * torch.randn(len(SEQUENCES), generator=draw, dtype=torch.float64)
+    by_place = torch.randn(LENGTH, VOCAB, generator=draw, dtype=torch.float64)
+    by_pair = torch.randn(VOCAB, VOCAB, generator=draw, dtype=torch.float64)
+    first, second, third = SEQUENCES.T
+    rewards = by_place[0, first] + by_place[1, second] + by_place[2, third]
+    rewards = rewards + 0.5 * (by_pair[first, second] + by_pair[second, third])
+    return (rewards - rewards.mean()) / rewards.std(correction=0)
 
 
 @torch.no_grad()

@@ -61,10 +61,12 @@ def on_two_ranks(model: Path, *, spoil: Callable[[int, ExperienceTensors], None]
     group = Group()
     stop = {"max_kl_nats": 1e3, "max_clip_fraction": 1.0, "min_mean_abs_advantage": 0.0} | limits
 
+    optimizer = {"learning_rate": 5e-3, "warmup_steps": 0}
+    settings = ppo(actor=optimizer, critic=optimizer, epochs=4, mini_batch_rollouts=8, epoch_stop=stop)
+    trainers = [TorchTrainer(run_config(model, ppo=settings), CPU) for _ in ROWS]
+
     def rank(number: int) -> tuple[Any, list[float]]:
-        optimizer = {"learning_rate": 5e-3, "warmup_steps": 0}
-        settings = ppo(actor=optimizer, critic=optimizer, epochs=4, mini_batch_rollouts=8, epoch_stop=stop)
-        trainer = TorchTrainer(run_config(model, ppo=settings), CPU)
+        trainer = trainers[number]
         every = vars(random_experience(trainer, random_rollouts()))
         parts = {name: tensor[ROWS[number]] for name, tensor in every.items() if isinstance(tensor, torch.Tensor)}
         rollouts = RolloutTensors(**{n: t[ROWS[number]] for n, t in vars(every["rollouts"]).items()})
