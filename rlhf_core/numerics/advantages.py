@@ -16,7 +16,7 @@ def generalized_advantages(
     response_mask: Bool[Tensor, "batch response"],
     *,
     discount: float,
-    gae_lambda: float,
+    gae_lambda: float | Float[Tensor, " batch"],
 ) -> tuple[Float[Tensor, "batch response"], Float[Tensor, "batch response"]]:
     """Return `(advantages, returns)`, both in reward units and both 0 at padding.
 
@@ -30,10 +30,32 @@ def generalized_advantages(
             value after the last token where the length limit cut it.
         response_mask: True at response tokens, EOS included; a prefix of each row.
         discount: γ in [0, 1].
-        gae_lambda: λ in [0, 1]; 0 trusts the critic, 1 trusts the sampled rewards.
+        gae_lambda: λ in [0, 1], one or one a response (A4); 0 trusts the critic, 1 trusts the sampled rewards.
 
     Raises:
         NumericsError: a reward or value at a response token, or what follows a response, is NaN or infinite.
+    """
+    td_errors, values = temporal_differences(rewards, values, bootstrap_values, response_mask, discount=discount)
+    decay = discount * (gae_lambda.to(td_errors) if isinstance(gae_lambda, Tensor) else gae_lambda)
+    advantages = torch.empty_like(td_errors)
+    following = td_errors.new_zeros(td_errors.shape[0])
+    for t in reversed(range(td_errors.shape[1])):
+        following = td_errors[:, t] + decay * following
+        advantages[:, t] = following
+    return advantages, advantages + values
+
+
+def temporal_differences(
+    rewards: Float[Tensor, "batch response"],
+    values: Float[Tensor, "batch response"],
+    bootstrap_values: Float[Tensor, " batch"],
+    response_mask: Bool[Tensor, "batch response"],
+    *,
+    discount: float,
+) -> tuple[Float[Tensor, "batch response"], Float[Tensor, "batch response"]]:
+    """Return `(δ, values)`: `δ_t = r_t + γ·V_{t+1} - V_t`, and the values; both 0 at padding.
+
+    Arguments and errors are those of `generalized_advantages`.
     """
     require_finite("rewards", rewards, response_mask)
     require_finite("values", values, response_mask)
@@ -43,13 +65,6 @@ def generalized_advantages(
     values = values.masked_fill(~response_mask, 0.0)
     if not rewards.numel():
         return rewards, values
-
     last = (response_mask.sum(dim=1, keepdim=True) - 1).clamp(min=0)
     next_values = torch.nn.functional.pad(values[:, 1:], (0, 1)).scatter(1, last, bootstrap_values[:, None])
-    td_errors = (rewards + discount * next_values - values).masked_fill(~response_mask, 0.0)
-    advantages = torch.empty_like(td_errors)
-    following = td_errors.new_zeros(td_errors.shape[0])
-    for t in reversed(range(td_errors.shape[1])):
-        following = td_errors[:, t] + discount * gae_lambda * following
-        advantages[:, t] = following
-    return advantages, advantages + values
+    return (rewards + discount * next_values - values).masked_fill(~response_mask, 0.0), values

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_core.errors import ConfigError
-from rlhf_core.numerics.reductions import EPSILON
+from rlhf_core.numerics.reductions import EPSILON, AllReduce, identity
 
 GROUP_STD_FLOOR = 1e-4
 """Least standard deviation that is divided by, in units of the scores.
@@ -91,12 +91,16 @@ def uniform_groups(
 
 
 def zero_std_fraction(
-    scores: Float[Tensor, " batch"], group_ids: Int[Tensor, " batch"], included: Bool[Tensor, " batch"]
+    scores: Float[Tensor, " batch"],
+    group_ids: Int[Tensor, " batch"],
+    included: Bool[Tensor, " batch"],
+    all_reduce: AllReduce = identity,
 ) -> float:
-    """Return the share of groups that teach nothing (N04), each group counted once; 0 where there is no group."""
+    """Return the share of all ranks' groups that teach nothing (N04), each counted once; 0 where there is no group."""
     is_uniform = uniform_groups(scores, group_ids, included)
-    groups = group_ids.unique()
-    return len(group_ids[is_uniform].unique()) / len(groups) if len(groups) else 0.0
+    counts = [len(group_ids[is_uniform].unique()), len(group_ids.unique())]
+    uniform, groups = all_reduce(torch.tensor(counts, dtype=torch.float64, device=scores.device)).tolist()
+    return uniform / groups if groups else 0.0
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.control.learning_rate import constant, warmup_cosine
+from rlhf_core.control.learning_rate import constant, inverse_sqrt_rule, late_rise, warmup_cosine
+from rlhf_core.errors import ConfigError
 
 COSINE = {"peak": 2.0, "warmup_steps": 4, "total_steps": 24, "floor_fraction": 0.1}
 
@@ -42,3 +43,41 @@ def test_a_rate_is_never_zero_before_the_floor_and_never_above_the_peak(step, wa
     assert 0 <= rate <= 1e-5 * (1 + 1e-12)
     if step <= warmup:
         assert rate > 0 or total <= warmup
+
+
+def test_the_inverse_square_root_rule_by_hand_and_its_cap():
+    assert inverse_sqrt_rule(10**6, 100, cap=1.0) == pytest.approx(3e-4, rel=1e-12)
+    assert inverse_sqrt_rule(4 * 10**6, 400, cap=1.0) == pytest.approx(3e-4, rel=1e-12)
+    assert inverse_sqrt_rule(135_000_000, 576, cap=1e-5) == 1e-5
+
+
+@pytest.mark.parametrize("values", [(0, 1, 1.0), (1, 0, 1.0), (1, 1, 0.0), (1, 1, float("inf")), (1, 1, float("nan"))])
+def test_a_rule_of_nothing_is_refused(values):
+    with pytest.raises(ConfigError, match="parameter_count"):
+        inverse_sqrt_rule(*values[:2], cap=values[2])
+
+
+@pytest.mark.parametrize(
+    ("step", "stalled_since", "want"),
+    [
+        (500, None, 1.0),
+        (500, 20, 1.0),
+        (700, 20, 1.0),
+        (705, 20, 1.05),
+        (720, 20, 1.2),
+        (10_000, 20, 1.2),
+        (805, 800, 1.05),
+        (799, 800, 1.0),
+    ],
+)
+def test_a_stall_raises_the_rate_late_linearly_and_to_a_bound(step, stalled_since, want):
+    factor = late_rise(step, stalled_since=stalled_since, late_from=700, rise_steps=20, max_rise=0.2)
+    assert factor == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "change", [{"rise_steps": 0}, {"max_rise": -0.1}, {"max_rise": 1.1}, {"max_rise": float("nan")}]
+)
+def test_a_rise_that_is_none_is_refused(change):
+    with pytest.raises(ConfigError, match="late rise"):
+        late_rise(0, **{"stalled_since": 0, "late_from": 0, "rise_steps": 1, "max_rise": 0.2, **change})

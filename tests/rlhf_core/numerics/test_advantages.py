@@ -50,6 +50,28 @@ def test_undiscounted_monte_carlo_returns_do_not_depend_on_the_critic(rows):
     torch.testing.assert_close(returns[mask], rewards_to_go[mask], rtol=1e-9, atol=1e-9)
 
 
+@given(responses, st.lists(unit, min_size=4, max_size=4), unit)
+def test_a_lambda_per_response_is_that_response_alone_with_its_lambda(rows, lambdas, discount):
+    rewards, values, mask = pad_right(rows, fill=0.0)
+    after = values.new_ones(len(rows))
+    mixed = torch.tensor(lambdas[: len(rows)], dtype=torch.float64)
+    together = generalized_advantages(rewards, values, after, mask, discount=discount, gae_lambda=mixed)
+    for i, one in enumerate(lambdas[: len(rows)]):
+        row = slice(i, i + 1)
+        alone = generalized_advantages(
+            rewards[row], values[row], after[row], mask[row], discount=discount, gae_lambda=one
+        )
+        for many, few in zip(together, alone, strict=True):
+            torch.testing.assert_close(many[row], few, rtol=1e-12, atol=1e-12)
+
+
+def test_a_lambda_per_response_keeps_the_dtype_of_the_rewards():
+    x, mask = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    lambdas = torch.tensor([0.9, 0.5], dtype=torch.float64)
+    advantages, returns = generalized_advantages(x, x, torch.zeros(2), mask, discount=1.0, gae_lambda=lambdas)
+    assert (advantages.dtype, returns.dtype) == (torch.float32, torch.float32)
+
+
 def test_case_E09_extra_padding_changes_nothing():
     rows = [[(1.0, 0.5), (2.0, -0.5)], [(0.3, 0.1)]]
     bootstrap = torch.tensor([0.0, 0.7], dtype=torch.float64)

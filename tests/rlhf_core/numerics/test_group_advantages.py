@@ -129,6 +129,8 @@ def test_groups_that_teach_nothing_are_named_and_counted_once():
     assert uniform_groups(*tensors(table)).tolist() == [True, False, True, False, True, True, True]
     assert zero_std_fraction(*tensors(table)) == 0.75
     assert zero_std_fraction(*tensors([])) == 0.0
+    other_rank = torch.tensor([0.0, 4.0], dtype=torch.float64)
+    assert zero_std_fraction(*tensors(table), all_reduce=lambda counts: counts + other_rank) == 0.375
 
 
 @pytest.mark.parametrize("floor", [0.0, -1.0, NAN])

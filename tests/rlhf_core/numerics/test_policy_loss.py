@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.numerics.policy_loss import ppo_policy_loss
+from rlhf_core.errors import ConfigError
+from rlhf_core.numerics.policy_loss import PolicyClip, ppo_policy_loss
 
 NAN = float("nan")
 tokens = st.lists(st.tuples(st.floats(-4, 0), st.floats(-4, 0), st.floats(-3, 3)), min_size=1, max_size=8)
@@ -101,3 +102,71 @@ def test_case_N11_a_micro_batch_without_tokens_is_worth_nothing():
     assert loss == 0.0
     assert set(metrics.values()) == {0.0}
     assert gradient.tolist() == [0.0]
+
+
+def objective_of(new, old, advantage, low, high, dual):
+    """Oracle: the cases of the dual-clip paper's eq. 5, with two clip ranges, in Python floats."""
+    ratio = math.exp(new - old)
+    objective = min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
+    return max(objective, dual * advantage) if advantage < 0 else objective
+
+
+@given(tokens, st.floats(0.05, 0.5), st.floats(0.05, 2), st.floats(1.1, 8))
+def test_two_clip_ranges_and_the_dual_clip_match_the_definition(rows, low, high, dual):
+    loss, metrics, _ = loss_of(rows, clip_range=PolicyClip(low, high, dual))
+    assert loss == pytest.approx(-sum(objective_of(*row, low, high, dual) for row in rows) / len(rows), abs=1e-9)
+    bounded = sum(row[2] < 0 and math.exp(row[0] - row[1]) > dual for row in rows)
+    assert metrics["update/dual_clip_fraction"] == pytest.approx(bounded / len(rows))
+
+
+@given(tokens, st.floats(0.05, 0.5))
+def test_a_clip_range_alone_is_the_same_below_and_above(rows, clip_range):
+    assert loss_of(rows, clip_range=clip_range)[:2] == loss_of(rows, clip_range=PolicyClip(clip_range, clip_range))[:2]
+
+
+def test_clip_higher_leaves_room_above_and_none_more_below():
+    moved = [(math.log(1.25), 0.0, 1.0), (math.log(0.75), 0.0, -1.0)]
+    assert (loss_of(moved, clip_range=PolicyClip(0.2))[2] != 0).tolist() == [False, False]
+    assert (loss_of(moved, clip_range=PolicyClip(0.2, 0.28))[2] != 0).tolist() == [True, False]
+
+
+def test_the_dual_clip_ends_the_pull_of_a_bad_token_that_became_likely():
+    moved = [(math.log(4.0), 0.0, -1.0), (math.log(2.0), 0.0, -1.0), (math.log(4.0), 0.0, 1.0)]
+    loss, metrics, gradient = loss_of(moved, clip_range=PolicyClip(0.2, dual_clip=3.0))
+    assert loss == pytest.approx((3.0 + 2.0 - 1.2) / 3)
+    assert gradient.tolist() == pytest.approx([0.0, 2 / 3, 0.0])
+    assert metrics["update/dual_clip_fraction"] == pytest.approx(1 / 3)
+
+
+@given(tokens, st.lists(st.floats(0, 3), min_size=8, max_size=8))
+def test_a_weight_in_the_advantage_weighs_the_loss_of_its_token(rows, weights):
+    clip = PolicyClip(0.2, 0.3, 2.0)
+    weighted = [(new, old, advantage * w) for (new, old, advantage), w in zip(rows, weights, strict=False)]
+    want = sum(w * loss_of([row], clip_range=clip)[0] for row, w in zip(rows, weights, strict=False))
+    assert loss_of(weighted, clip_range=clip, token_count=1)[0] == pytest.approx(want, rel=1e-9, abs=1e-9)
+
+
+@given(tokens)
+def test_case_N01_padding_does_not_reach_the_dual_clip(rows):
+    clip = PolicyClip(0.2, 0.3, 2.0)
+    padded = loss_of(rows, clip_range=clip, padding=[(NAN, NAN, -1.0), (0.0, -50.0, -NAN)])
+    loss, metrics, _ = loss_of(rows, clip_range=clip)
+    assert padded[0] == pytest.approx(loss, rel=1e-12)
+    assert padded[1] == pytest.approx(metrics, rel=1e-12)
+    assert torch.isfinite(padded[2]).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ((0.0,), "clip_range=0.0"),
+        ((1.0,), "clip_range=1.0"),
+        ((NAN,), "clip_range=nan"),
+        ((0.2, 0.0), "clip_range_high=0.0"),
+        ((0.2, None, 1.0), "dual_clip=1.0"),
+        ((0.2, None, NAN), "dual_clip=nan"),
+    ],
+)
+def test_an_impossible_clip_is_refused(settings, name):
+    with pytest.raises(ConfigError, match=name):
+        PolicyClip(*settings)

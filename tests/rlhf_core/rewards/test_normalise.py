@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import ConfigError
-from rlhf_core.rewards.normalise import Calibration, clip_scores, normalise_scores, scores_tensor
+from rlhf_core.rewards.normalise import (
+    Calibration,
+    adaptive_temperature,
+    clip_scores,
+    normalise_in_groups,
+    normalise_scores,
+    scores_tensor,
+)
 
 score = st.floats(-50, 50)
 ALL = pytest.mark.parametrize("mode", ["batch", "running", "calibrated", "none"])
@@ -108,3 +115,63 @@ def test_clipping_keeps_the_limit_and_tells_the_share_it_changed(scores, limit):
     assert values.tolist() == [min(max(value, -limit), limit) for value in scores]
     changed = sum(not -limit <= value <= limit for value in scores)
     assert fraction == pytest.approx(changed / len(scores) if scores else 0.0)
+
+
+def in_groups(scores, group_ids, valid=None, **options):
+    valid = [True] * len(scores) if valid is None else valid
+    ids = torch.tensor(group_ids, dtype=torch.int64)
+    return normalise_in_groups(scores_tensor(scores), torch.tensor(valid, dtype=torch.bool), ids, **options)
+
+
+def test_within_groups_a_score_is_measured_against_its_own_prompt():
+    result = in_groups([1.0, 10.0, 3.0, 10.0, 5.0], [7, 2, 7, 2, 9])
+    assert result.values.tolist() == pytest.approx([-1.0, 0.0, 1.0, 0.0, 0.0], rel=1e-12)
+    assert result.zero_std_fraction == pytest.approx(2 / 3)
+    everything = [1, 10, 3, 10, 5]
+    assert (result.mean, result.std) == pytest.approx((statistics.fmean(everything), statistics.pstdev(everything)))
+    assert result.running is None
+
+
+@given(
+    others=st.lists(score, min_size=1, max_size=6),
+    bad=st.sampled_from([None, float("nan"), float("inf"), -float("inf")]),
+)
+def test_case_N03_within_groups_a_bad_score_leaves_the_others_as_if_it_were_absent(others, bad):
+    ids = [i % 2 for i in range(len(others))]
+    with_bad, without = in_groups([*others, bad], [*ids, 0]), in_groups(others, ids)
+    assert with_bad.values.tolist() == [*without.values.tolist(), 0.0]
+    assert (with_bad.excluded_count, without.excluded_count) == (1, 0)
+    assert (with_bad.mean, with_bad.std) == (without.mean, without.std)
+    assert with_bad.zero_std_fraction == without.zero_std_fraction
+
+
+def test_within_groups_an_invalid_row_is_left_out_and_not_counted_as_excluded():
+    result = in_groups([1.0, 100.0, 3.0], [0, 0, 0], valid=[True, False, True])
+    assert result.values.tolist() == pytest.approx([-1.0, 0.0, 1.0])
+    assert (result.included.tolist(), result.excluded_count) == ([True, False, True], 0)
+
+
+def test_within_groups_what_is_reported_is_of_all_ranks():
+    whole = [1.0, 2.0, 3.0, 8.0]
+    mean = statistics.fmean(whole)
+    others = iter([[11.0, 2.0], [(3 - mean) ** 2 + (8 - mean) ** 2], [1.0], [1.0, 1.0]])
+    result = in_groups([1.0, 2.0], [0, 0], all_reduce=lambda x: x + torch.tensor(next(others), dtype=x.dtype))
+    assert (result.mean, result.std) == pytest.approx((mean, statistics.pstdev(whole)))
+    assert (result.excluded_count, result.zero_std_fraction) == (1, 0.5)
+
+
+@given(st.lists(score, max_size=10))
+def test_R4_the_temperature_is_the_batchs_deviation_between_a_tenth_and_one(scores):
+    want = min(max(statistics.pstdev(scores) if scores else 0.0, 0.1), 1.0)
+    got = adaptive_temperature(scores_tensor([*scores, None]), torch.ones(len(scores) + 1, dtype=torch.bool))
+    assert got == pytest.approx(want, rel=1e-9)
+
+
+def test_R4_the_temperature_is_of_all_ranks_and_of_the_rows_that_count():
+    others = iter([[2.5, 2.0], [0.5]])
+    temperature = adaptive_temperature(
+        scores_tensor([1.0, 2.0, 50.0]),
+        torch.tensor([True, True, False]),
+        all_reduce=lambda x: x + torch.tensor(next(others), dtype=x.dtype),
+    )
+    assert temperature == pytest.approx(((0.375**2 + 0.625**2 + 0.5) / 4) ** 0.5)
