@@ -4,8 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TORCH ?= torch==2.13.0
+ORACLES := .cache/oracles
 
-.PHONY: help env quickstart test check lint types contracts report clean
+.PHONY: help env quickstart test test-oracles check lint types contracts report clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
@@ -25,6 +26,18 @@ quickstart: $(STAMP) ## the whole pipeline on a small synthetic world, in minute
 
 test: $(STAMP) ## the test suite
 	$(BIN)/python -m pytest
+
+test-oracles: $(ORACLES)/.ready ## our formulas against those of verl and torchrl (optional; installs them in .cache)
+	$(ORACLES)/venv/bin/python -m pytest tests/oracles
+
+# Of its own, so that their versions bind nobody, and without what they depend on: that stands in the project's own
+# environment, which a path file adds.
+$(ORACLES)/.ready: $(STAMP) tests/oracles/requirements.txt
+	$(BIN)/python -m venv --clear --without-pip $(ORACLES)/venv
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		"$$($(ORACLES)/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
+	$(BIN)/python -m pip --python $(ORACLES)/venv install --quiet --no-deps --requirement tests/oracles/requirements.txt
+	@touch $@
 
 check: lint types contracts ## style, types, layers
 
