@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 TORCH ?= torch==2.13.0
 ORACLES := .cache/oracles
 
-.PHONY: help env quickstart test test-oracles check lint types contracts report clean
+.PHONY: help env quickstart test test-oracles check lint types contracts report clean mutants
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
@@ -38,6 +38,9 @@ $(ORACLES)/.ready: $(STAMP) tests/oracles/requirements.txt
 		"$$($(ORACLES)/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
 	$(BIN)/python -m pip --python $(ORACLES)/venv install --quiet --no-deps --requirement tests/oracles/requirements.txt
 	@touch $@
+
+mutants: $(STAMP) ## break numeric lines one at a time and show that the tests notice each
+	$(BIN)/python tests/mutants.py
 
 check: lint types contracts ## style, types, layers
 
