@@ -153,3 +153,21 @@ def _score(name: str, part: pd.DataFrame, confidence: float, seed: int) -> Bench
         margin_drop_high=paired.margin_drop_high,
         p_value=paired.p_value,
     )
+
+
+def blind_benchmarks(items: pd.DataFrame, confidence: float) -> dict[str, tuple[float, float]]:
+    """Return `(accuracy, chance)` of each benchmark whose interval does not lie above guessing.
+
+    Such a benchmark cannot see a loss: who guesses already cannot fall. Chance is one over an item's options, averaged.
+
+    Args:
+        items: of one evaluation, with `benchmark`, `correct` and `loglikelihoods`.
+        confidence: of the interval.
+    """
+    blind: dict[str, tuple[float, float]] = {}
+    for name, part in items.groupby("benchmark", sort=True):
+        chance = float(np.mean([1.0 / len(options) for options in part["loglikelihoods"]]))
+        right = int(part["correct"].astype(bool).sum())
+        if wilson_interval(right, len(part), confidence)[0] <= chance:
+            blind[str(name)] = (right / len(part), chance)
+    return blind

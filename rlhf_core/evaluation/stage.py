@@ -31,7 +31,7 @@ from rlhf_core.data.store import (
 )
 from rlhf_core.errors import CheckpointError, DataError, NumericsError
 from rlhf_core.evaluation.benchmarks import ITEM_SCHEMA, answer_benchmarks
-from rlhf_core.evaluation.comparison import benchmark_scores
+from rlhf_core.evaluation.comparison import benchmark_scores, blind_benchmarks
 from rlhf_core.evaluation.held_out import HELD_OUT_SCHEMA, paired_gain, reward_statistics, sample_held_out, scored
 from rlhf_core.evaluation.local_tasks import write_local_task
 from rlhf_core.evaluation.perplexity import perplexity
@@ -94,7 +94,23 @@ def run_ability_baseline(runtime: Runtime) -> StageRef:
     with stage_folder(final) as partial:
         write_table(partial / ITEMS, items, ITEM_SCHEMA)
         finish_stage(partial, key, rows=len(items), metrics={} if found is None else {"perplexity": found})
+    _report_blind_benchmarks(runtime, items)
     return load_stage(final)
+
+
+def _report_blind_benchmarks(runtime: Runtime, items: pd.DataFrame) -> None:
+    """Say once which benchmarks the SFT model answers no better than by guessing."""
+    for name, (accuracy, chance) in blind_benchmarks(items, runtime.config.decisions.confidence).items():
+        record_event(
+            runtime.folder,
+            "blind_benchmark",
+            f"{name}: the SFT model answers {accuracy:.1%} rightly, which is not above guessing ({chance:.1%}), so the "
+            "gate cannot see abilities fall there. Take items that the model can answer: for a small model "
+            "`answers: texts` instead of letters, or `fewshot`.",
+            benchmark=name,
+            accuracy=accuracy,
+            chance=chance,
+        )
 
 
 def run_reward_baseline(runtime: Runtime) -> StageRef:

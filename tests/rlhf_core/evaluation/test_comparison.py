@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rlhf_core.errors import DataError
 from rlhf_core.evaluation.comparison import (
     benchmark_scores,
+    blind_benchmarks,
     bootstrap_interval,
     compare_items,
     mcnemar_p_value,
@@ -99,3 +100,21 @@ def test_other_items_than_the_baselines_are_refused(candidate):
 
 def test_no_benchmark_gives_no_score():
     assert benchmark_scores(frame([]), frame([]), 0.95, 0) == ()
+
+
+def items_of(benchmark: str, right: int, total: int, options: int) -> pd.DataFrame:
+    rows = [{"benchmark": benchmark, "correct": i < right, "loglikelihoods": [0.0] * options} for i in range(total)]
+    return pd.DataFrame(rows)
+
+
+def test_a_benchmark_that_is_answered_by_guessing_is_named_with_its_chance():
+    items = pd.concat(
+        [
+            items_of("below", 105, 500, 4),
+            items_of("at_chance", 130, 500, 4),
+            items_of("above", 190, 500, 4),
+            items_of("two_options", 260, 500, 2),
+        ]
+    )
+    blind = blind_benchmarks(items, 0.95)
+    assert blind == {"below": (0.21, 0.25), "at_chance": (0.26, 0.25), "two_options": (0.52, 0.5)}
