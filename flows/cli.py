@@ -56,13 +56,17 @@ def run(
 
 
 @app.command()
-def resume(run_folder: RunPath) -> None:
-    """Go on with an interrupted run; finished stages are not done twice."""
+def resume(run_folder: RunPath, overrides: Overrides = None) -> None:
+    """Go on with an interrupted run; finished stages are not done twice.
+
+    Its settings stay, but for reward_model.gate.* after the gate refused the reward model: it is judged anew.
+    """
     from rlhf_core.runtime import stored_config
 
     settings = stored_config(run_folder)
     home = run_folder.absolute().parent
-    _launch(str(run_folder / "config.yaml"), settings.name, [f"home={home}"], resume=True)
+    given = [*(overrides or []), f"home={home}"]
+    _launch(str(run_folder / "config.yaml"), settings.name, given, resume=True)
 
 
 @app.command()
