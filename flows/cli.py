@@ -74,9 +74,10 @@ def check(config: Config, overrides: Overrides = None) -> None:
     """Check a configuration: wrong settings are errors, risky ones warnings."""
     from rlhf_core.config.lint import lint
     from rlhf_core.config.load import load_config
+    from rlhf_core.quickstart.item_counts import benchmark_items
 
     settings = load_config(config, overrides or [])
-    warnings = lint(settings)
+    warnings = lint(settings, benchmark_items(settings))
     for warning in warnings:
         console.print(f"[yellow]warning[/] {warning.field}: {warning.message}", highlight=False)
     print(
