@@ -12,7 +12,7 @@ from contextlib import contextmanager
 class MortalServer:
     """Listens on a port of 127.0.0.1 while it lives; dead, it refuses and has cut every connection."""
 
-    def __init__(self, behind: tuple[str, int]) -> None:
+    def __init__(self, behind: int) -> None:
         self.behind = behind
         self.port = 0
         self._open: list[socket.socket] = []
@@ -34,7 +34,7 @@ class MortalServer:
         with contextlib.suppress(OSError):  # closed: it is dead
             while True:
                 near, _ = listener.accept()
-                far = socket.create_connection(self.behind)
+                far = socket.create_connection(("127.0.0.1", self.behind))
                 self._open += [near, far]
                 for source, target in ((near, far), (far, near)):
                     threading.Thread(target=_pass_on, args=(source, target), daemon=True).start()
@@ -48,9 +48,9 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 @contextmanager
-def mortal_server(host: str, port: int) -> Generator[MortalServer]:
-    """One that stands before `host:port`; dead at the end."""
-    server = MortalServer((host, port))
+def mortal_server(port: int) -> Generator[MortalServer]:
+    """One that stands before a port of 127.0.0.1; dead at the end."""
+    server = MortalServer(port)
     try:
         yield server
     finally:
