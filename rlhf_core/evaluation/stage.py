@@ -126,7 +126,7 @@ def run_reward_baseline(runtime: Runtime) -> StageRef:
         "prompts": load_stage(runtime.folder.prompts).sha256,
         "reward_model": file_sha256(validation) if validation.exists() else "",
     }
-    scoring = [config.reward.model_dump(mode="json"), config.reward_model.model_dump(mode="json")]
+    scoring = [config.reward.model_dump(mode="json"), config.reward_model.model_dump(mode="json", exclude={"gate"})]
     key = StageKey("reward_baseline", inputs, [*_settings(config), *scoring])
     if stored := finished_stage(final, key):
         return stored

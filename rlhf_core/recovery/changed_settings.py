@@ -31,7 +31,7 @@ def accepted_changes(folder: RunFolder, stored: RunConfig, config: RunConfig) ->
     if changes and not _is_gate_open(folder):
         raise RunFolderError(
             f"{folder.path}: the reward model has been accepted, so its gate cannot change any more "
-            f"({', '.join(sorted(changes))}). Resume it as it is with `rlhf resume`, or choose another --name."
+            f"({', '.join(sorted(changes))}). Resume it as it is (`rlhf resume`), or choose another name with --name."
         )
     return changes
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 import pytest
 from transformers import AutoTokenizer
 
-from rlhf_core.config.reward import RewardModelConfig
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.events import read_events
 from rlhf_core.data.reward_model_record import VALIDATION
@@ -84,13 +83,11 @@ def test_a_given_model_is_judged_and_refused_with_the_table(trained, world, tmp_
 
 def test_a_refused_model_is_judged_by_another_gate_without_training_or_scoring_it_again(trained, monkeypatch):
     runtime, result = trained
-    refused = runtime.config.model_copy(
-        update={"reward_model": with_gate(runtime.config, max_length_correlation=0.001)}
-    )
+    strict = with_gate(runtime.config, max_length_correlation=0.001)
     monkeypatch.setattr("rlhf_core.reward_model.stage.new_reward_model", lambda *a: pytest.fail("trained again"))
     monkeypatch.setattr("rlhf_core.reward_model.stage.load_reward_model", lambda *a: pytest.fail("scored again"))
     with pytest.raises(GateFailed, match=r"rlhf resume \S+/run --set reward_model\.gate\.min_accuracy"):
-        run_stage(replace(runtime, config=refused))
+        run_stage(replace(runtime, config=strict))
     assert len(read_json(runtime.folder.reward_model / VALIDATION)["failures"]) == 1
     assert run_stage(runtime) == result
     assert read_json(runtime.folder.reward_model / VALIDATION)["failures"] == []
@@ -98,9 +95,9 @@ def test_a_refused_model_is_judged_by_another_gate_without_training_or_scoring_i
     assert told[:2] == ["reward model accepted", "reward model refused"]
 
 
-def with_gate(config: RunConfig, **limits: float) -> RewardModelConfig:
+def with_gate(config: RunConfig, **limits: float) -> RunConfig:
     gate = config.reward_model.gate.model_copy(update=limits)
-    return config.reward_model.model_copy(update={"gate": gate})
+    return config.model_copy(update={"reward_model": config.reward_model.model_copy(update={"gate": gate})})
 
 
 def test_a_callable_needs_no_reward_model(world, tmp_path):
