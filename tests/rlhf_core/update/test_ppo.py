@@ -422,3 +422,14 @@ def test_case_N06_returns_that_grow_keep_the_normalised_value_loss_bounded_and_v
     assert trainer.value_stats.mean == pytest.approx(12.0, abs=0.2)
     values = trainer.evaluate(random_rollouts()).values[random_rollouts().response_mask]
     assert float(values.mean()) == pytest.approx(20.0, abs=4.0)
+
+
+def test_the_order_of_responses_changes_nothing(model):
+    ordered, shuffled = sgd_like(model), sgd_like(model)
+    experience = random_experience(ordered, random_rollouts())
+    order = torch.tensor([5, 2, 7, 0, 3, 6, 1, 4])
+    fields = {name: tensor[order] for name, tensor in vars(experience).items() if isinstance(tensor, torch.Tensor)}
+    rollouts = RolloutTensors(**{name: tensor[order] for name, tensor in vars(experience.rollouts).items()})
+    metrics = updated(ordered, experience)
+    assert updated(shuffled, ExperienceTensors(rollouts, **fields)) == pytest.approx(metrics, rel=1e-5, abs=1e-7)
+    assert_equal_models(ordered, shuffled, atol=1e-6)
