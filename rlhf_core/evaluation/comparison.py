@@ -167,7 +167,7 @@ def blind_benchmarks(items: pd.DataFrame, confidence: float) -> dict[str, tuple[
     blind: dict[str, tuple[float, float]] = {}
     for name, part in items.groupby("benchmark", sort=True):
         chance = float(np.mean([1.0 / len(options) for options in part["loglikelihoods"]]))
-        right = int(part["correct"].astype(bool).sum())
+        right = sum(map(bool, part["correct"].tolist()))
         if wilson_interval(right, len(part), confidence)[0] <= chance:
             blind[str(name)] = (right / len(part), chance)
     return blind

@@ -49,8 +49,9 @@ def sample_informative_groups(
             if str(place.prompt["prompt_id"]) in uniform
         ]
         sampled = sample_with_rejection(sampler, again)
-        is_old = kept["prompt_id"].isin(set(sampled.kept["prompt_id"]))
-        kept = pd.concat([kept[~is_old], sampled.kept], ignore_index=True)
+        renewed = set(sampled.kept["prompt_id"].tolist())
+        stays = [prompt not in renewed for prompt in kept["prompt_id"].tolist()]
+        kept = pd.concat([kept.loc[stays], sampled.kept], ignore_index=True)
         rejected.append(sampled.rejected)
         uniform = _uniform_prompts(kept, score)
     groups = {str(place.prompt["prompt_id"]) for place in places}
@@ -86,5 +87,5 @@ def _require_a_difference(kept: pd.DataFrame, uniform: set[str], rejected: pd.Da
 
 def _in_order(rows: pd.DataFrame, places: Sequence[Place]) -> pd.DataFrame:
     order = {prompt: number for number, prompt in enumerate(dict.fromkeys(str(p.prompt["prompt_id"]) for p in places))}
-    rank = rows["prompt_id"].map(order)
+    rank = [order[prompt] for prompt in rows["prompt_id"].tolist()]
     return rows.assign(rank=rank).sort_values(["rank", "sample_index"]).drop(columns="rank").reset_index(drop=True)
