@@ -13,7 +13,7 @@ from rlhf_core.experience import build
 from rlhf_core.update import actor_loss
 from tests.convergence.toy import LENGTH, Toy, make_toy_model, reward_table, toy_run
 
-UPDATES, ROLLOUTS = 120, 512
+UPDATES, ROLLOUTS = 100, 512
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": {},
     "grpo": {"scale_by_group_std": False},
@@ -37,17 +37,17 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def trained(model: Path, kind: str, beta: float) -> tuple[float, float]:
+def trained(model: Path, kind: str, beta: float, *, updates: int = UPDATES) -> tuple[float, float]:
     """Exact KL to the optimum, before and after training."""
-    config = toy_run(model, kind, updates=UPDATES, rollouts=ROLLOUTS, algorithm=ALGORITHMS[kind])
+    config = toy_run(model, kind, updates=updates, rollouts=ROLLOUTS, algorithm=ALGORITHMS[kind])
     toy = Toy(config, beta, reward_table(), group_size=ROLLOUTS // 8, rollouts_per_update=ROLLOUTS)
     before = toy.distance()
-    for number in range(UPDATES):
+    for number in range(updates):
         toy.update(number)
     return before, toy.distance()
 
 
-@pytest.mark.parametrize("beta", [0.6, 0.8])
+@pytest.mark.parametrize("beta", [0.65, 0.8])
 @pytest.mark.parametrize("kind", list(ALGORITHMS))
 def test_training_comes_to_the_kl_regularised_optimum(model, kind, beta):
     before, after = trained(model, kind, beta)
@@ -84,5 +84,5 @@ def replace(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, function: C
 @pytest.mark.parametrize("mutate", [wrong_sign, last_token_masked, no_kl])
 def test_a_wrong_sign_mask_or_missing_kl_misses_the_optimum(model, monkeypatch, mutate):
     mutate(monkeypatch)
-    _, after = trained(model, "rloo", 0.8)
+    _, after = trained(model, "rloo", 0.8, updates=UPDATES // 2)
     assert after > 3 * NEAR
