@@ -38,7 +38,7 @@ def launch(
     try:
         with using(server):
             return post_training(config=config, run_name=run_name, overrides=list(overrides), resume=resume)
-    except httpx.TransportError as error:
+    except httpx.HTTPError as error:
         if not is_about(server, error):
             raise
         raise ServerError(
@@ -48,8 +48,10 @@ def launch(
         ) from error
 
 
-def is_about(server: ServerHandle, error: httpx.TransportError) -> bool:
-    """Whether the request that failed was one to the server; others have other remedies."""
+def is_about(server: ServerHandle, error: httpx.HTTPError) -> bool:
+    """Whether a request to the server got no answer, or one that it cannot serve; others have other remedies."""
+    if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+        return False
     try:
         return str(error.request.url).startswith(server.api_url)
     except RuntimeError:  # httpx: the error knows no request
