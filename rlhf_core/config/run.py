@@ -105,6 +105,16 @@ class RunConfig(StrictConfig):
             raise ValueError("data.general_fraction > 0 needs data.sft, where the general prompts come from.")
         return self
 
+    @model_validator(mode="after")
+    def _beta_stays_positive(self) -> Self:
+        most = max(self.rollout.rollouts_in(iteration) for iteration in range(1, self.iterations + 1))
+        if self.kl.kind == "proportional" and most >= 5 * self.kl.horizon_rollouts:
+            raise ValueError(
+                f"kl.horizon_rollouts={self.kl.horizon_rollouts} with {most} rollouts an iteration would make β zero or "
+                f"negative at low KL. Set the horizon above {most / 5:g}; 10000 is usual."
+            )
+        return self
+
     def _require_groups(self) -> None:
         smallest = min(self.rollout.samples_in(iteration) for iteration in range(1, self.iterations + 1))
         if smallest < 2:

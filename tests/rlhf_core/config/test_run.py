@@ -86,3 +86,9 @@ def test_an_adaptive_temperature_beside_statistics_over_batches_is_refused():
     reward = {"scorer": "callable", "callable": {"path": "m:f"}, "adaptive_temperature": True}
     with pytest.raises(ValidationError, match="no longer fit"):
         config(reward=reward | {"normalisation": "running"})
+
+
+def test_case_N10_a_horizon_at_which_one_batch_could_take_beta_to_zero_is_refused_before_the_run():
+    with pytest.raises(ValidationError, match=r"kl\.horizon_rollouts=6 with 32 rollouts .* above 6\.4"):
+        config(kl={"kind": "proportional", "horizon_rollouts": 6})
+    assert config(kl={"kind": "proportional", "horizon_rollouts": 7})
