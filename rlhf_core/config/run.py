@@ -110,7 +110,7 @@ class RunConfig(StrictConfig):
         most = max(self.rollout.rollouts_in(iteration) for iteration in range(1, self.iterations + 1))
         if self.kl.kind == "proportional" and most >= 5 * self.kl.horizon_rollouts:
             raise ValueError(
-                f"kl.horizon_rollouts={self.kl.horizon_rollouts} with {most} rollouts an iteration would make β zero or "
+                f"kl.horizon_rollouts={self.kl.horizon_rollouts} with {most} rollouts an iteration may make β zero or "
                 f"negative at low KL. Set the horizon above {most / 5:g}; 10000 is usual."
             )
         return self
