@@ -12,12 +12,13 @@ import logging
 import platform
 import shutil
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -36,12 +37,14 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_core import __version__
 from rlhf_core.config.load import config_hash, dump_config
 from rlhf_core.config.run import RunConfig
+from rlhf_core.data.events import read_events, record_event
 from rlhf_core.data.refs import CheckpointRef
 from rlhf_core.data.store import MANIFEST, RunFolder, disk_errors, write_bytes, write_json
 from rlhf_core.engines.protocols import RolloutEngine, Scorer, WorkerGroup
 from rlhf_core.engines.transformers_rollout import TransformersRollout
 from rlhf_core.errors import ConfigError, RunFolderError
 from rlhf_core.models.loading import load_tokenizer
+from rlhf_core.recovery.changed_settings import accepted_changes
 from rlhf_core.recovery.lock import RunLock, acquire_lock
 from rlhf_core.seeding import seed_everything
 from rlhf_core.workers.inline import InlineWorkers
@@ -168,6 +171,8 @@ _open: dict[Path, Runtime] = {}
 def prepare_run(config: RunConfig, *, resume: bool) -> RunFolder:
     """Create the run's folder and keep the resolved configuration in it, or check that it is the same run.
 
+    Going on, a run whose reward model was refused takes over another gate.
+
     A run that failed before its first result, as one does whose input is wrong, gives its name to the next try.
 
     Raises:
@@ -183,12 +188,15 @@ def prepare_run(config: RunConfig, *, resume: bool) -> RunFolder:
         lock.release()
         return folder
     if folder.config.exists():
-        _require_same(folder, config)
+        changes = accepted_changes(folder, stored_config(folder.path), config)
         if not resume:
+            given = "".join(f" --set {key}={new}" for key, (_, new) in changes.items())
             raise RunFolderError(
-                f"{folder.path} already holds a run. Go on with it: `rlhf resume {folder.path}`; "
+                f"{folder.path} already holds a run. Go on with it: `rlhf resume {folder.path}{given}`; "
                 "or choose another name with --name."
             )
+        if changes:
+            _take_over(folder, config, changes)
         return folder
     if folder.path.exists() and not all(_is_of_a_start(path) for path in folder.path.iterdir()):
         raise RunFolderError(
@@ -248,16 +256,13 @@ def _write_settings(folder: RunFolder, config: RunConfig) -> None:
     write_bytes(folder.config, dump_config(config).encode())
 
 
-def _require_same(folder: RunFolder, config: RunConfig) -> None:
-    stored = stored_config(folder.path)
-    if config_hash(stored) == config_hash(config):
-        return
-    old, new = stored.model_dump(mode="json"), config.model_dump(mode="json")
-    changed = sorted(key for key in new if new[key] != old.get(key))
-    raise RunFolderError(
-        f"{folder.path} holds a run with other settings (they differ in: {', '.join(changed)}). "
-        "Resume it as it is with `rlhf resume`, or choose another name with --name."
-    )
+def _take_over(folder: RunFolder, config: RunConfig, changes: Mapping[str, tuple[Any, Any]]) -> None:
+    lock = acquire_lock(folder)
+    words = ", ".join(f"{key}: {old} → {new}" for key, (old, new) in changes.items())
+    number = sum(event["kind"] == "settings_changed" for event in read_events(folder)) + 1
+    record_event(folder, "settings_changed", f"going on with other settings: {words}.", changes=words, number=number)
+    _write_settings(folder, config)
+    lock.release()
 
 
 def _versions(config: RunConfig) -> dict[str, object]:

@@ -15,6 +15,7 @@ from rlhf_core.data import prepared
 from rlhf_core.data.collate import rollout_tensors
 from rlhf_core.data.events import record_event
 from rlhf_core.data.refs import CheckpointRef, EvaluationResult, StageRef
+from rlhf_core.data.reward_model_record import VALIDATION
 from rlhf_core.data.store import (
     MANIFEST,
     RunFolder,
@@ -104,12 +105,12 @@ def run_reward_baseline(runtime: Runtime) -> StageRef:
         NumericsError: the SFT model gives NaN or infinite numbers.
     """
     config, final = runtime.config, runtime.folder.baseline / "reward"
-    validation = runtime.folder.reward_model / "validation.json"
+    validation = runtime.folder.reward_model / VALIDATION
     inputs = {
         "prompts": load_stage(runtime.folder.prompts).sha256,
         "reward_model": file_sha256(validation) if validation.exists() else "",
     }
-    scoring = [config.reward.model_dump(mode="json"), config.reward_model.model_dump(mode="json")]
+    scoring = [config.reward.model_dump(mode="json"), config.reward_model.model_dump(mode="json", exclude={"gate"})]
     key = StageKey("reward_baseline", inputs, [*_settings(config), *scoring])
     if stored := finished_stage(final, key):
         return stored

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlhf_core.reporting.reward_model_facts import RewardModelFacts, Share
+from rlhf_core.data.reward_model_record import RewardModelRecord, Share
 from rlhf_core.reporting.tables import Table, number, percent, table
 
 
@@ -14,7 +14,7 @@ class RewardModelSection:
     tables: list[Table] = field(default_factory=list[Table])
 
 
-def reward_model_section(facts: RewardModelFacts | None) -> RewardModelSection:
+def reward_model_section(facts: RewardModelRecord | None) -> RewardModelSection:
     """The verdict in words, then accuracy and length bias, then accuracy by domain."""
     if facts is None:
         return RewardModelSection(["No reward model has been validated in this run (the reward may be a callable)."])
@@ -35,13 +35,13 @@ def reward_model_section(facts: RewardModelFacts | None) -> RewardModelSection:
     return RewardModelSection(_sentences(facts), tables)
 
 
-def _sentences(facts: RewardModelFacts) -> list[str]:
+def _sentences(facts: RewardModelRecord) -> list[str]:
     sentences = [
         "The reward model failed its validation:" if facts.failures else "The reward model passed its validation."
     ]
     sentences.extend(facts.failures)
     simple = facts.word_baseline_accuracy
-    if simple is not None and facts.accuracy.value <= simple.value:
+    if simple is not None and not facts.beats_word_baseline:
         sentences.append(
             f"It does not beat word counts with length ({percent(simple.value)}) on the same pairs: a rise of its "
             "reward is weak evidence of better responses."

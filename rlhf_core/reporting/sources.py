@@ -18,10 +18,10 @@ from rlhf_core.config.run import RunConfig
 from rlhf_core.data.events import read_events
 from rlhf_core.data.json_lines import read_json_lines
 from rlhf_core.data.refs import BenchmarkScore, EvaluationResult
+from rlhf_core.data.reward_model_record import RewardModelRecord, load_reward_model_record
 from rlhf_core.data.store import RunFolder, read_json
 from rlhf_core.decisions.decide import is_real_drop
 from rlhf_core.errors import DataError
-from rlhf_core.reporting.reward_model_facts import RewardModelFacts, load_reward_model_facts
 from rlhf_core.reporting.timing import time_by_stage
 
 EVALUATION_FILE = "evaluation.json"
@@ -60,7 +60,7 @@ class RunRecord:
     events: tuple[dict[str, Any], ...]
     baseline: EvaluationResult | None
     gates: tuple[Gate, ...]
-    reward_model: RewardModelFacts | None
+    reward_model: RewardModelRecord | None
     registry: RegistryState
 
     @property
@@ -140,7 +140,7 @@ def load_run(folder: RunFolder) -> RunRecord:
         events=tuple(read_events(folder)),
         baseline=_evaluation(folder.baseline / EVALUATION_FILE),
         gates=_gates(folder),
-        reward_model=load_reward_model_facts(folder.reward_model / "validation.json"),
+        reward_model=load_reward_model_record(folder.reward_model),
         registry=_registry(folder.checkpoints / "REGISTRY.json"),
     )
 

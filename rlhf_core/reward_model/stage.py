@@ -12,13 +12,18 @@ import torch
 from rlhf_core.data.events import record_event
 from rlhf_core.data.prepared import PAIRS_HELD_OUT, PAIRS_TRAIN, preference_pairs
 from rlhf_core.data.refs import RewardModelResult
+from rlhf_core.data.reward_model_record import (
+    VALIDATION,
+    RewardModelRecord,
+    RewardModelValidation,
+    load_reward_model_record,
+)
 from rlhf_core.data.store import (
     StageKey,
     disk_errors,
     file_sha256,
     finish_stage,
     finished_stage,
-    read_json,
     stage_folder,
     write_json,
 )
@@ -34,7 +39,6 @@ if TYPE_CHECKING:
     from rlhf_core.runtime import Runtime
 
 MODEL = "model"
-VALIDATION = "validation.json"
 VALIDATION_PAIRS = "validation_pairs.parquet"
 TRAINING = "training.json"
 
@@ -53,22 +57,21 @@ def run_stage(runtime: Runtime) -> RewardModelResult:
     given = config.reward_model.path
     key = _training_key(runtime) if given is None else StageKey("given_reward_model", {"path": given}, None)
     path = _trained(runtime, key) if given is None else Path(given)
-    facts = _validated(runtime, str(path), key)
-    result = RewardModelResult(
-        path=path,
-        accuracy=facts["accuracy"]["value"],
-        accuracy_low=facts["accuracy"]["low"],
-        accuracy_high=facts["accuracy"]["high"],
-        length_correlation=facts["length_correlation"],
-        is_accepted=not facts["failures"],
-        reasons=tuple(facts["failures"]),
-    )
-    if not result.is_accepted:
+    record = _judged(runtime, path, key)
+    if record.failures:
         raise GateFailed(
-            f"the reward model {path} is refused: {'; '.join(result.reasons)}.\n{validation_table(facts)}\n"
-            "Train it on more pairs, train more layers or longer (reward_model.train), or lower reward_model.gate."
+            f"the reward model {path} is refused: {'; '.join(record.failures)}.\n{validation_table(record)}\n"
+            "Train it on more pairs, train more layers or longer (reward_model.train) in a new run. Or, if it is good "
+            f"enough for you, go on: `rlhf resume {runtime.folder.path} --set reward_model.gate.min_accuracy=…` "
+            "(or another limit of reward_model.gate) judges it anew and trains nothing again."
         )
-    return result
+    return RewardModelResult(
+        path=path,
+        accuracy=record.accuracy.value,
+        accuracy_low=record.accuracy.low,
+        accuracy_high=record.accuracy.high,
+        length_correlation=record.length_correlation,
+    )
 
 
 def _training_key(runtime: Runtime) -> StageKey:
@@ -120,18 +123,41 @@ def _encoded(reward_model: RewardModel, frame: pd.DataFrame) -> list[PairTokens]
     return [reward_model.encode_pair(*row) for row in zip(*columns, strict=True)]
 
 
-def _validated(runtime: Runtime, path: str, model_key: StageKey) -> dict[str, Any]:
-    """What `validation.json` holds: measured now, or before on the same pairs and model."""
+def _judged(runtime: Runtime, path: Path, model_key: StageKey) -> RewardModelRecord:
+    """The record in `validation.json`: measured now, or before on the same pairs and model; judged by today's gate."""
     config, folder = runtime.config, runtime.folder
-    file = folder.reward_model / VALIDATION
-    held_out_file = folder.prompts / PAIRS_HELD_OUT
+    gate = config.reward_model.gate
+    pairs = {name: file_sha256(folder.prompts / name) for name in (PAIRS_TRAIN, PAIRS_HELD_OUT)}
+    form = [config.reward_model.train.max_tokens, config.data.system_prompt, config.model.autocast]
     key = StageKey(
         stage="reward_model_validation",
-        inputs={"model": model_key.sha256, "pairs": file_sha256(held_out_file)},
-        settings=[config.reward_model.model_dump(mode="json"), config.reward.batch_size, config.data.system_prompt],
+        inputs={"model": model_key.sha256, **pairs},
+        settings=[gate.max_pairs, gate.confidence, *form, config.reward.batch_size, config.seed],
     )
-    if file.exists() and read_json(file).get("key") == key.sha256:
-        return read_json(file)
+    stored = load_reward_model_record(folder.reward_model)
+    known = stored if stored is not None and stored.key == key.sha256 else None
+    validation = _measured(runtime, path) if known is None else known
+    failures = gate_failures(validation, gate)
+    if known is not None and known.failures == failures:
+        return known
+    facts = validation.model_dump(include=set(RewardModelValidation.model_fields))
+    record = RewardModelRecord(**facts, key=key.sha256, path=path, failures=failures)
+    write_json(folder.reward_model / VALIDATION, record.model_dump(mode="json"))
+    record_event(
+        folder,
+        "reward_model",
+        f"reward model {'refused' if failures else 'accepted'}: accuracy {record.accuracy.value:.3f} "
+        f"[{record.accuracy.low:.3f}, {record.accuracy.high:.3f}] on {record.accuracy.pairs} held-out pairs.",
+        accuracy=record.accuracy.value,
+        beats_word_baseline=record.beats_word_baseline,
+        failures=failures,
+    )
+    return record
+
+
+def _measured(runtime: Runtime, path: Path) -> RewardModelValidation:
+    """Score the held-out pairs, keep the scores in `validation_pairs.parquet`, and say what they tell."""
+    config, folder = runtime.config, runtime.folder
     train, held_out = preference_pairs(folder)
     gate = config.reward_model.gate
     if gate.max_pairs is not None and len(held_out) > gate.max_pairs:
@@ -140,26 +166,15 @@ def _validated(runtime: Runtime, path: str, model_key: StageKey) -> dict[str, An
         raise ConfigError(
             f"the reward model {path} cannot be judged: there are no held-out preference pairs. Give data.preferences."
         )
-    scored = held_out.assign(**_scores(runtime, path, held_out))
+    scored = held_out.assign(**_scores(runtime, str(path), held_out))
     margins = None if train.empty else word_baseline_margins(train, held_out)
     validation = validate_scores(scored, margins, gate.confidence)
-    facts = {**validation.as_dict(), "failures": list(gate_failures(validation, gate)), "key": key.sha256, "path": path}
     columns = ["pair_id", "domain", "chosen_score", "rejected_score", "chosen_length", "rejected_length"]
     lengths = {f"{side}_length": scored[side].str.len() for side in ("chosen", "rejected")}
     with disk_errors(folder.reward_model):
         folder.reward_model.mkdir(parents=True, exist_ok=True)
         scored.assign(**lengths)[columns].to_parquet(folder.reward_model / VALIDATION_PAIRS, index=False)
-    write_json(file, facts)
-    record_event(
-        folder,
-        "reward_model",
-        f"reward model {'refused' if facts['failures'] else 'accepted'}: accuracy {validation.accuracy.value:.3f} "
-        f"[{validation.accuracy.low:.3f}, {validation.accuracy.high:.3f}] on {len(scored)} held-out pairs.",
-        accuracy=validation.accuracy.value,
-        beats_word_baseline=validation.beats_word_baseline,
-        failures=facts["failures"],
-    )
-    return facts
+    return validation
 
 
 def _scores(runtime: Runtime, path: str, held_out: pd.DataFrame) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -13,42 +11,8 @@ from numpy.typing import NDArray
 from scipy.stats import norm, spearmanr
 
 from rlhf_core.config.reward import RewardModelGateConfig
+from rlhf_core.data.reward_model_record import RewardModelValidation, Share
 from rlhf_core.errors import DataError
-
-
-@dataclass(frozen=True)
-class Share:
-    """A share with its Wilson interval."""
-
-    value: float
-    low: float
-    high: float
-    pairs: int
-
-
-@dataclass(frozen=True)
-class RewardModelValidation:
-    """Everything that is known of a reward model from pairs that it was not trained on."""
-
-    accuracy: Share
-    by_domain: dict[str, Share]
-    length_correlation: float
-    length_correlation_low: float
-    length_correlation_high: float
-    shorter_preferred_accuracy: Share
-    longer_wins_accuracy: Share
-    word_baseline_accuracy: Share | None
-    score_mean: float
-    score_std: float
-    confidence: float
-
-    @property
-    def beats_word_baseline(self) -> bool | None:
-        """Whether it beats TF-IDF and length on the same pairs; None where there are no training pairs."""
-        return None if self.word_baseline_accuracy is None else self.accuracy.value > self.word_baseline_accuracy.value
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "beats_word_baseline": self.beats_word_baseline}
 
 
 def validate_scores(
@@ -96,10 +60,10 @@ def accuracy_share(margins: NDArray[np.float64], confidence: float) -> Share:
     """Share of margins above 0, a tie counted half, with its interval; 0.5 in [0, 1] where there is none."""
     count = len(margins)
     if not count:
-        return Share(0.5, 0.0, 1.0, 0)
+        return Share(value=0.5, low=0.0, high=1.0, pairs=0)
     value = float(((margins > 0) + 0.5 * (margins == 0)).mean())
     low, high = wilson_interval(value, count, confidence)
-    return Share(value, low, high, count)
+    return Share(value=value, low=low, high=high, pairs=count)
 
 
 def wilson_interval(share: float, count: int, confidence: float) -> tuple[float, float]:
@@ -136,21 +100,21 @@ def gate_failures(validation: RewardModelValidation, gate: RewardModelGateConfig
     return tuple(reasons)
 
 
-def validation_table(facts: Mapping[str, Any]) -> str:
-    """The validation as lines of text, from `RewardModelValidation.as_dict` or what was stored of it."""
-    rows = [("accuracy", facts["accuracy"])]
-    rows += [(f"  domain {name}", share) for name, share in facts["by_domain"].items()]
-    rows += [("where the shorter is preferred", facts["shorter_preferred_accuracy"])]
-    rows += [("'the longer wins' instead", facts["longer_wins_accuracy"])]
-    if facts["word_baseline_accuracy"] is not None:
-        rows += [("TF-IDF and length instead", facts["word_baseline_accuracy"])]
-    lines = [f"{'on held-out pairs':<34}{'share':>7}  {facts['confidence']:.0%} interval   pairs"]
-    lines += [f"{name:<34}{s['value']:>7.3f}  [{s['low']:.3f}, {s['high']:.3f}]{s['pairs']:>8}" for name, s in rows]
-    correlation = [facts[f"length_correlation{end}"] for end in ("", "_low", "_high")]
+def validation_table(found: RewardModelValidation) -> str:
+    """The validation as lines of text."""
+    rows = [("accuracy", found.accuracy)]
+    rows += [(f"  domain {name}", share) for name, share in found.by_domain.items()]
+    rows += [("where the shorter is preferred", found.shorter_preferred_accuracy)]
+    rows += [("'the longer wins' instead", found.longer_wins_accuracy)]
+    if found.word_baseline_accuracy is not None:
+        rows += [("TF-IDF and length instead", found.word_baseline_accuracy)]
+    lines = [f"{'on held-out pairs':<34}{'share':>7}  {found.confidence:.0%} interval   pairs"]
+    lines += [f"{name:<34}{s.value:>7.3f}  [{s.low:.3f}, {s.high:.3f}]{s.pairs:>8}" for name, s in rows]
     lines.append(
-        f"{'rank correlation with length':<34}{correlation[0]:>7.3f}  [{correlation[1]:.3f}, {correlation[2]:.3f}]"
+        f"{'rank correlation with length':<34}{found.length_correlation:>7.3f}  "
+        f"[{found.length_correlation_low:.3f}, {found.length_correlation_high:.3f}]"
     )
-    lines.append(f"{'score mean and std':<34}{facts['score_mean']:>7.3f}  {facts['score_std']:.3f}")
+    lines.append(f"{'score mean and std':<34}{found.score_mean:>7.3f}  {found.score_std:.3f}")
     return "\n".join(lines)
 
 

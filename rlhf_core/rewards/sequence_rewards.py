@@ -65,11 +65,7 @@ def sequence_rewards(
     clipped, raw_clipped_fraction = _raw_clip(raw, counts, config.raw_clip)
     normalised = normalise_scores(clipped, counts, mode=config.normalisation, calibration=calibration, running=running)
     rewards, clipped_fraction = _clipped(normalised.values, parts, config.clip)
-    rewards += ending_penalties(
-        endings,
-        early_penalty=config.penalties.early_end,
-        truncation_penalty=config.penalties.truncation if config.truncated_policy == "penalty" else 0.0,
-    )
+    rewards += _penalties(endings, config)
     raw = torch.where(parts.is_scored, raw, _mean(clipped[counts]))
     metrics = {
         **_raw_metrics(clipped[counts]),
@@ -138,6 +134,11 @@ def _clipped(normalised: Tensor, parts: _Parts, limit: float) -> tuple[Tensor, f
     mean = torch.tensor([_mean(normalised[parts.counts])], dtype=torch.float64)
     rewards[parts.takes_mean] = clip_scores(mean, limit)[0]
     return rewards, fraction
+
+
+def _penalties(endings: Sequence[str], config: RewardConfig) -> Tensor:
+    truncation = config.penalties.truncation if config.truncated_policy == "penalty" else 0.0
+    return ending_penalties(endings, early_penalty=config.penalties.early_end, truncation_penalty=truncation)
 
 
 def _flags(values: Iterable[bool]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_core.checkpoints.stage import start_policy
+from rlhf_core.data.events import read_events
 from rlhf_core.data.store import MANIFEST, write_json
 from rlhf_core.errors import RunFolderError, RunLocked
 from rlhf_core.recovery.lock import acquire_lock
@@ -59,3 +60,19 @@ def test_what_a_start_left_that_a_kill_cut_short_is_in_nobodys_way(world, tmp_pa
     folder = prepare_run(config, resume=False)
     folder.config.rename(folder.path / ".config.yaml.17.partial")
     assert stored_config(prepare_run(config, resume=False).path) == config
+
+
+def test_a_run_goes_on_with_another_gate_and_says_so(world, tmp_path):
+    gates = [{"reward_model": {"gate": {"min_accuracy": limit}}} for limit in (0.9, 0.6)]
+    strict, mild = (tiny_config(world, tmp_path, **changes) for changes in gates)
+    folder = prepare_run(strict, resume=False)
+    write_json(folder.path / "reward_model" / "model" / MANIFEST, {})
+    with pytest.raises(RunFolderError, match=r"rlhf resume \S+/tiny --set reward_model\.gate\.min_accuracy=0\.6`"):
+        prepare_run(mild, resume=False)
+    assert stored_config(folder.path) == strict
+    for limits in (mild, strict, mild):
+        prepare_run(limits, resume=True)
+        assert stored_config(folder.path) == limits
+    told = [event["message"] for event in read_events(folder) if event["kind"] == "settings_changed"]
+    assert len(told) == 3
+    assert "reward_model.gate.min_accuracy: 0.9 → 0.6" in told[0] and told[0] == told[2]

@@ -109,7 +109,6 @@ def write_reward_model(folder: RunFolder, **changes: Any) -> None:
         "score_std": 1.3,
         "confidence": 0.95,
         "failures": [],
-        "beats_word_baseline": True,
         "key": "0",
         "path": "reward_model/model",
     }

@@ -1,11 +1,15 @@
 import json
+from dataclasses import replace
 
 import pytest
 from transformers import AutoTokenizer
 
+from rlhf_core.config.run import RunConfig
+from rlhf_core.data.events import read_events
+from rlhf_core.data.reward_model_record import VALIDATION
 from rlhf_core.data.store import read_json
 from rlhf_core.errors import ConfigError, GateFailed
-from rlhf_core.reward_model.stage import VALIDATION, run_stage
+from rlhf_core.reward_model.stage import run_stage
 from tests.rlhf_core.stage_runtime import make_stage_runtime
 from tests.tiny_model import make_tiny_world
 
@@ -75,6 +79,25 @@ def test_a_given_model_is_judged_and_refused_with_the_table(trained, world, tmp_
     for _ in range(2):
         with pytest.raises(GateFailed, match=r"(?s)min_accuracy=1.0.*on held-out pairs .*accuracy .*TF-IDF and length"):
             run_stage(runtime)
+
+
+def test_a_refused_model_is_judged_by_another_gate_without_training_or_scoring_it_again(trained, monkeypatch):
+    runtime, result = trained
+    strict = with_gate(runtime.config, max_length_correlation=0.001)
+    monkeypatch.setattr("rlhf_core.reward_model.stage.new_reward_model", lambda *a: pytest.fail("trained again"))
+    monkeypatch.setattr("rlhf_core.reward_model.stage.load_reward_model", lambda *a: pytest.fail("scored again"))
+    with pytest.raises(GateFailed, match=r"rlhf resume \S+/run --set reward_model\.gate\.min_accuracy"):
+        run_stage(replace(runtime, config=strict))
+    assert len(read_json(runtime.folder.reward_model / VALIDATION)["failures"]) == 1
+    assert run_stage(runtime) == result
+    assert read_json(runtime.folder.reward_model / VALIDATION)["failures"] == []
+    told = [event["message"].split(":")[0] for event in read_events(runtime.folder) if event["kind"] == "reward_model"]
+    assert told[:2] == ["reward model accepted", "reward model refused"]
+
+
+def with_gate(config: RunConfig, **limits: float) -> RunConfig:
+    gate = config.reward_model.gate.model_copy(update=limits)
+    return config.model_copy(update={"reward_model": config.reward_model.model_copy(update={"gate": gate})})
 
 
 def test_a_callable_needs_no_reward_model(world, tmp_path):

@@ -96,5 +96,5 @@ def test_a_good_model_passes_and_the_table_reads():
     good = [(1.0, 0.0, int(a), int(b), "a") for a, b in rng.integers(1, 50, (40, 2))]
     found = validate_scores(frame(good), np.ones(40), 0.95)
     assert gate_failures(found, RewardModelGateConfig()) == ()
-    table = validation_table(found.as_dict())
+    table = validation_table(found)
     assert "accuracy" in table and "domain a" in table and "TF-IDF and length" in table and "1.000" in table
