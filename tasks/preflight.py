@@ -7,15 +7,17 @@ from prefect import get_run_logger
 from rlhf_core.config.lint import lint
 from rlhf_core.data.prepare import run_stage
 from rlhf_core.data.refs import StageRef
+from rlhf_core.evaluation.local_tasks import available_items
 from tasks.retrying import engines, stage_task
 from tasks.run import Run
 
 
 @stage_task(run_name="check-config")
 def check_config(run: Run) -> int:
-    """Warn of settings that are legal but known to hurt; the number of warnings."""
+    """Warn of settings that are legal but known to hurt, too few benchmark items among them; how many there are."""
     with engines(run, "check config") as runtime:
-        warnings = lint(runtime.config)
+        config = runtime.config
+        warnings = lint(config, available_items(config.evaluation.benchmarks, config.data.root))
     for warning in warnings:
         get_run_logger().warning("%s: %s", warning.field, warning.message)
     get_run_logger().info("%d warnings about the configuration", len(warnings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from statistics import NormalDist
 
 from rlhf_core.config.base import StrictConfig
@@ -16,8 +17,13 @@ class LintWarning(StrictConfig):
     message: str
 
 
-def lint(config: RunConfig) -> tuple[LintWarning, ...]:
-    """All warnings of a configuration, in the order of its sections."""
+def lint(config: RunConfig, available_items: Mapping[str, int] | None = None) -> tuple[LintWarning, ...]:
+    """All warnings of a configuration, in the order of its sections.
+
+    Args:
+        config: the whole of it.
+        available_items: items in a benchmark's files, by its name, where they have been counted.
+    """
     found: list[LintWarning] = []
 
     def warn(field: str, message: str) -> None:
@@ -46,17 +52,29 @@ def lint(config: RunConfig) -> tuple[LintWarning, ...]:
             "evaluation.benchmarks",
             "none given: the gate cannot see forgotten abilities and never rolls back for them.",
         )
-    for benchmark in config.evaluation.benchmarks:
-        needed = items_to_detect(config.decisions.rollback_drop, config.decisions.confidence)
-        if benchmark.items is not None and benchmark.items < needed:
-            warn(
-                f"evaluation.benchmarks.{benchmark.name}",
-                f"{benchmark.items} items cannot show a drop of {config.decisions.rollback_drop:.1%} at "
-                f"{config.decisions.confidence:.0%}; about {needed} are needed. Smaller true drops pass unseen.",
-            )
+    found += _too_few_items(config, available_items or {})
     if config.reward.scorer == "callable":
         warn("reward.scorer", "a callable is not validated like a reward model; check by hand that it cannot be gamed.")
     return tuple(found)
+
+
+def _too_few_items(config: RunConfig, available_items: Mapping[str, int]) -> list[LintWarning]:
+    """A warning for each benchmark whose items, as many as will be used, cannot show the drop that rolls back."""
+    drop, confidence = config.decisions.rollback_drop, config.decisions.confidence
+    needed = items_to_detect(drop, confidence)
+    warnings: list[LintWarning] = []
+    for benchmark in config.evaluation.benchmarks:
+        counts = [count for count in (benchmark.items, available_items.get(benchmark.name)) if count is not None]
+        if counts and min(counts) < needed:
+            source = "in its files" if counts[-1] < (benchmark.items or math.inf) else "asked for"
+            warnings.append(
+                LintWarning(
+                    field=f"evaluation.benchmarks.{benchmark.name}",
+                    message=f"{min(counts)} items ({source}) cannot show a drop of {drop:.1%} "
+                    f"at {confidence:.0%}; about {needed} are needed. Smaller true drops pass unseen.",
+                )
+            )
+    return warnings
 
 
 def items_to_detect(drop: float, confidence: float, *, discordant_share: float = 0.1) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,17 +51,30 @@ def write_local_task(config: BenchmarkConfig, root: Path, folder: Path, final: P
     Raises:
         DataError: the file is missing, empty or malformed; names file, line and what was expected.
     """
-    path = root / str(config.path)
-    if config.format == "mmlu_csv":
-        items = load_mmlu(path, config.fewshot, by_text=config.answers == "texts")
-    else:
-        items = load_hellaswag(path, config.fewshot)
+    items = load_items(config, root)
     chosen = stratified_subset([item.stratum for item in items], config.items, seed)
     rows = [json.dumps(items[index].__dict__, ensure_ascii=False) for index in chosen]
     write_bytes(folder / f"{config.name}.jsonl", ("\n".join(rows) + "\n").encode())
     task = task_definition(config, final / f"{config.name}.jsonl")
     write_bytes(folder / f"{config.name}.yaml", yaml.safe_dump(task, sort_keys=False).encode())
     return len(chosen)
+
+
+def load_items(config: BenchmarkConfig, root: Path) -> list[LocalItem]:
+    """All items of a benchmark with a local `path`, relative to `root`."""
+    path = root / str(config.path)
+    if config.format == "mmlu_csv":
+        return load_mmlu(path, config.fewshot, by_text=config.answers == "texts")
+    return load_hellaswag(path, config.fewshot)
+
+
+def available_items(benchmarks: Iterable[BenchmarkConfig], root: Path) -> dict[str, int]:
+    """Items in the files of each benchmark with a local path, by its name.
+
+    Raises:
+        DataError: as `write_local_task`.
+    """
+    return {one.name: len(load_items(one, root)) for one in benchmarks if one.path is not None}
 
 
 def task_definition(config: BenchmarkConfig, items: Path) -> dict[str, Any]:

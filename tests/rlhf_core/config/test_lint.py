@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from scipy.stats import norm
@@ -41,6 +42,26 @@ def test_a_sound_configuration_has_no_warning():
 )
 def test_each_harmful_setting_is_named(change, field):
     assert fields(change) == {field}
+
+
+@pytest.mark.parametrize(
+    ("items", "available", "words"),
+    [
+        (None, 220, r"^220 items \(in its files\).*about 427 are needed"),
+        (500, 300, r"^300 items \(in its files\)"),
+        (200, 300, r"^200 items \(asked for\)"),
+        (200, None, r"^200 items \(asked for\)"),
+        (None, 427, None),
+        (None, 426, r"^426 items"),
+        (500, 9000, None),
+        (None, None, None),
+    ],
+)
+def test_what_counts_is_the_number_of_items_that_will_be_used(items, available, words):
+    config = RunConfig.model_validate(SOUND | {"evaluation": {"benchmarks": [{"name": "mmlu", "items": items}]}})
+    warnings = lint(config, {} if available is None else {"mmlu": available})
+    assert [warning.field for warning in warnings] == ["evaluation.benchmarks.mmlu"] * (words is not None)
+    assert all(re.search(str(words), warning.message) for warning in warnings)
 
 
 def test_the_number_of_items_follows_the_normal_approximation():
