@@ -58,7 +58,7 @@ def answer_benchmarks(
         ConfigError: a hub task is unknown, or is not multiple choice.
         DataError: a hub task's data cannot be loaded.
     """
-    frames = [pd.DataFrame({name: [] for name in ITEM_SCHEMA.names})]
+    frames = [ITEM_SCHEMA.empty_table().to_pandas()]
     if evaluation.benchmarks:
         # The harness takes seconds to import, which runs without benchmarks need not pay.
         from datasets import disable_progress_bars

@@ -30,7 +30,13 @@ def no_reward(prompts: list[str], responses: list[str]) -> list[float]:
     return [math.nan for _ in responses]
 
 
-def config(world, home, scorer: str = "length_reward") -> RunConfig:
+BENCHMARKS = [
+    {"name": "mmlu", "format": "mmlu_csv", "path": "mmlu", "items": 12},
+    {"name": "hellaswag", "format": "hellaswag_jsonl", "path": "hellaswag.jsonl", "items": 12},
+]
+
+
+def config(world, home, scorer: str = "length_reward", has_benchmarks: bool = True) -> RunConfig:
     return RunConfig.model_validate(
         {
             "name": "tiny",
@@ -47,10 +53,7 @@ def config(world, home, scorer: str = "length_reward") -> RunConfig:
             "rollout": {"prompts_per_iteration": 4, "max_new_tokens": 8},
             "reward": {"scorer": "callable", "callable": {"path": f"{__name__}:{scorer}"}},
             "evaluation": {
-                "benchmarks": [
-                    {"name": "mmlu", "format": "mmlu_csv", "path": "mmlu", "items": 12},
-                    {"name": "hellaswag", "format": "hellaswag_jsonl", "path": "hellaswag.jsonl", "items": 12},
-                ],
+                "benchmarks": BENCHMARKS if has_benchmarks else [],
                 "held_out_rollouts": 8,
             },
         }
@@ -152,6 +155,18 @@ def test_a_policy_of_nan_is_judged_and_rolled_back(runtime, monkeypatch):
     assert stage.run_gate(runtime, policy, 3).model_dump_json() == found.model_dump_json()
     assert decide_stage(runtime, 3, policy, found, found) == decision
     assert any(row["kind"] == "non_finite" for row in read_events(runtime.folder))
+
+
+def test_without_benchmarks_a_gate_judges_reward_and_perplexity(world, tmp_path):
+    runtime = opened(world, tmp_path, has_benchmarks=False)
+    try:
+        baseline = stage.run_baseline(runtime)
+        found = stage.run_gate(runtime, start_policy(runtime), 1)
+        assert found.benchmarks == baseline.benchmarks == ()
+        assert found.perplexity == baseline.perplexity and found.held_out_reward == baseline.held_out_reward
+        assert decide_stage(runtime, 1, start_policy(runtime), found, baseline).kind in ("continue", "adjust_ptx")
+    finally:
+        close_runtime(runtime.folder.path)
 
 
 def test_without_a_baseline_or_its_checkpoint_nothing_is_measured(world, tmp_path):
