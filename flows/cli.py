@@ -6,13 +6,13 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from rlhf_core import __version__
-from rlhf_core.errors import RlhfError
+from rlhf_core.errors import RlhfError, ServerError
 
 app = typer.Typer(
     name="rlhf",
@@ -56,13 +56,17 @@ def run(
 
 
 @app.command()
-def resume(run_folder: RunPath) -> None:
-    """Go on with an interrupted run; finished stages are not done twice."""
+def resume(run_folder: RunPath, overrides: Overrides = None) -> None:
+    """Go on with an interrupted run; finished stages are not done twice.
+
+    Its settings stay, but for reward_model.gate.* after the gate refused the reward model: it is judged anew.
+    """
     from rlhf_core.runtime import stored_config
 
     settings = stored_config(run_folder)
     home = run_folder.absolute().parent
-    _launch(str(run_folder / "config.yaml"), settings.name, [f"home={home}"], resume=True)
+    given = [*(overrides or []), f"home={home}"]
+    _launch(str(run_folder / "config.yaml"), settings.name, given, resume=True)
 
 
 @app.command()
@@ -70,9 +74,10 @@ def check(config: Config, overrides: Overrides = None) -> None:
     """Check a configuration: wrong settings are errors, risky ones warnings."""
     from rlhf_core.config.lint import lint
     from rlhf_core.config.load import load_config
+    from rlhf_core.quickstart.item_counts import benchmark_items
 
     settings = load_config(config, overrides or [])
-    warnings = lint(settings)
+    warnings = lint(settings, benchmark_items(settings))
     for warning in warnings:
         console.print(f"[yellow]warning[/] {warning.field}: {warning.message}", highlight=False)
     print(
@@ -162,10 +167,19 @@ def main() -> None:
         if os.environ.get("RLHF_DEBUG"):
             raise
         print(f"error ({type(error).__name__}): {error}", file=sys.stderr)
+        if isinstance(error, ServerError):
+            _leave_at_once(error.exit_code)
         raise SystemExit(error.exit_code) from error
     except KeyboardInterrupt:
         console.print("interrupted; go on with `rlhf resume RUN_FOLDER`", highlight=False)
         raise SystemExit(130) from None
+
+
+def _leave_at_once(code: int) -> NoReturn:
+    """End without what Prefect does at exit: for each event it holds it tries for 10 s to reach the dead server."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

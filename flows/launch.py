@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from flows.console import say_errors_once
-from flows.server import ensure_server, using
+from flows.server import ServerHandle, ensure_server, using
 from rlhf_core.errors import ServerError
 
 if TYPE_CHECKING:
@@ -38,9 +38,21 @@ def launch(
     try:
         with using(server):
             return post_training(config=config, run_name=run_name, overrides=list(overrides), resume=resume)
-    except httpx.TransportError as error:
+    except httpx.HTTPError as error:
+        if not is_about(server, error):
+            raise
         raise ServerError(
             f"the Prefect server at {server.api_url} stopped answering while the run went on "
             f"({type(error).__name__}: {error}). "
             "See that it runs, then go on with `rlhf resume`; nothing saved is lost."
         ) from error
+
+
+def is_about(server: ServerHandle, error: httpx.HTTPError) -> bool:
+    """Whether a request to the server got no answer, or one that it cannot serve; others have other remedies."""
+    if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+        return False
+    try:
+        return str(error.request.url).startswith(server.api_url)
+    except RuntimeError:  # httpx: the error knows no request
+        return False

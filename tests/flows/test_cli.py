@@ -6,14 +6,11 @@ import errno
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-import prefect.main  # noqa: F401  its log handlers take stderr before a test captures it
 import pytest
 
-from flows import cli
 from rlhf_core.config.load import load_config
 from rlhf_core.data.store import RunFolder
 from rlhf_core.recovery.lock import acquire_lock
@@ -23,21 +20,6 @@ from tests.tiny_model import make_tiny_model
 
 DATA, CONFIG, FOLDER = 3, 2, 6
 """Exit codes, as in the README."""
-
-
-@pytest.fixture
-def rlhf(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
-    """Call `rlhf …`; its exit code, stdout and stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rlhf", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +78,23 @@ def test_a_run_goes_on_when_what_it_lacked_is_put_right(rlhf, world, tmp_path):
     ended, _, err = rlhf("run", config)
     assert ended == FOLDER
     assert "already holds a run. Go on with it: `rlhf resume" in err
+
+
+def test_check_counts_the_items_that_the_gate_will_have(rlhf, world, tmp_path):
+    config = write_config(tmp_path, settings(world, tmp_path / "runs"))
+    ended, out, err = rlhf("check", config, "--set", "evaluation.benchmarks.0.items=null")
+    count = len((world.data / "hellaswag.jsonl").read_text().splitlines())
+    said = " ".join(err.split())
+    assert f"evaluation.benchmarks.facts: {count} items (in its files) cannot show a drop of 3.0%" in said
+    assert ended == 0 and "tiny: valid; " in out
+
+
+def test_only_the_gate_of_a_run_can_be_set_when_it_goes_on(rlhf, world, tmp_path):
+    config = write_config(tmp_path, settings(world, tmp_path / "runs"))
+    folder = prepare_run(load_config(config), resume=False)
+    ended, _, err = rlhf("resume", folder.path, "--set", "seed=7", "--set", "reward_model.gate.min_accuracy=0.6")
+    assert ended == FOLDER
+    assert "holds a run with other settings (they differ in: seed)" in err
 
 
 def test_a_run_of_another_process_is_left_alone(rlhf, world, tmp_path):
