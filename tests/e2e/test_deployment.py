@@ -2,83 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
+import httpx
 import pytest
 
+from flows.server import STATE_FILE
+from tests.e2e.conftest import ROOT
 from tests.flows.tiny_run import settings, write_config
 from tests.tiny_model import make_tiny_world
 
-ROOT = Path(__file__).parents[2]
 PREFECT = [sys.executable, "-m", "prefect"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_deployed_run_completes_on_a_worker(tmp_path):
+def test_a_deployed_run_completes_on_a_worker(own_server, tmp_path):
     world = make_tiny_world(tmp_path / "world")
-    config = write_config(tmp_path, settings(world, Path("runs"), rounds=1))
-    environment = isolated_environment(tmp_path)
+    config = write_config(tmp_path, settings(world, Path("runs"), rounds=1, evaluation={"held_out_rollouts": 8}))
+    api_url = json.loads((Path(own_server["PREFECT_HOME"]) / STATE_FILE).read_text())["api_url"]
+    environment = own_server | {"PREFECT_API_URL": api_url, "PREFECT_WORKER_QUERY_SECONDS": "1"}
     home = tmp_path / "runs"
-    with server(environment, tmp_path):
-        call(environment, "work-pool", "create", "rlhf", "--type", "process", "--overwrite")
+    call(environment, "work-pool", "create", "rlhf", "--type", "process", "--overwrite")
+    with background(environment, tmp_path / "worker.log", "worker", "start", "--pool", "rlhf", "--limit", "1"):
         call(environment, "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
-        schedules = call(environment, "deployment", "schedule", "ls", "post-training/smollm2-hh")
-        assert "False" in schedules, "schedules are shipped inactive"
-        with background(environment, tmp_path / "worker.log", "worker", "start", "--pool", "rlhf", "--limit", "1"):
-            watched = call(
-                environment,
-                *("deployment", "run", "post-training/quickstart", "--watch"),
-                *("--param", f"config={config}", "--param", f'overrides=["home={home}"]'),
-            )
+        schedules = httpx.get(f"{api_url}/deployments/name/post-training/smollm2-hh").json()["schedules"]
+        assert [schedule["active"] for schedule in schedules] == [False], "schedules are shipped inactive"
+        watched = call(
+            environment,
+            *("deployment", "run", "post-training/quickstart", "--watch"),
+            *("--param", f"config={config}", "--param", f'overrides=["home={home}"]'),
+        )
     assert "Completed" in watched
     (report,) = home.glob("tiny-*/report.html")
     assert report.stat().st_size > 10_000
-
-
-def isolated_environment(folder: Path) -> dict[str, str]:
-    """Prefect settings of its own, so that a person's server and profile are not touched."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mine = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    return mine | {
-        "PREFECT_HOME": str(folder / "prefect"),
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-        "PREFECT_SERVER_API_PORT": str(port),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_WORKER_QUERY_SECONDS": "1",
-        "DO_NOT_TRACK": "1",
-        "NO_COLOR": "1",
-        "COLUMNS": "200",
-        "PYTHONPATH": str(ROOT),
-    }
-
-
-@contextmanager
-def server(environment: dict[str, str], folder: Path) -> Generator[None]:
-    """A Prefect server that answers."""
-    with background(environment, folder / "server.log", "server", "start", "--host", "127.0.0.1") as process:
-        deadline = time.monotonic() + 180
-        while True:
-            try:
-                urlopen(environment["PREFECT_API_URL"] + "/health", timeout=5).close()
-                break
-            except (URLError, OSError) as error:
-                assert process.poll() is None, (folder / "server.log").read_text()
-                assert time.monotonic() < deadline, f"the server does not answer: {error}"
-                time.sleep(0.3)
-        yield
 
 
 @contextmanager

@@ -11,6 +11,8 @@ import pytest
 
 from examples.without_prefect import run as run_without_prefect
 from rlhf_core.data.store import RunFolder, file_sha256
+from rlhf_core.reporting.report import write_report
+from rlhf_core.reporting.status import run_status
 from tests.e2e.conftest import RLHF, ROOT
 from tests.flows.tiny_run import require_same_numbers, settings, write_config
 from tests.tiny_model import make_tiny_world
@@ -21,27 +23,23 @@ from tests.tiny_model import make_tiny_world
 def test_a_killed_run_is_resumed_to_the_same_numbers(own_server, tmp_path):
     world = make_tiny_world(tmp_path / "world")
     home = tmp_path / "runs"
-    config = write_config(tmp_path, settings(world, home, rounds=2, iterations_per_round=2))
+    config = write_config(tmp_path, settings(world, home, rounds=1, iterations_per_round=3))
     folder = RunFolder(home / "tiny")
 
     kill_in_the_middle(own_server, config, folder)
     assert (folder.metrics / "metrics.jsonl").read_text().count("\n") == 1
     # How far it came between the look and the kill is the machine's affair.
-    assert re.search(r"iteration 2: (rollouts|scored|validated|experience) done", status(own_server, folder))
-    rlhf(own_server, "report", folder.path)
+    assert re.search(r"iteration 2: (rollouts|scored|validated|experience) done", run_status(folder).stage)
+    assert write_report(folder).stat().st_size > 10_000
 
     resumed = rlhf(own_server, "resume", folder.path)
     assert f"best policy: {folder.best}" in resumed.stdout
-    assert "finished" in status(own_server, folder)
+    assert run_status(folder).state == "finished"
     uninterrupted = RunFolder(tmp_path / "alone" / "tiny")
     run_without_prefect(str(config), [f"home={uninterrupted.path.parent}"])
-    require_same_numbers(folder.path, uninterrupted.path, iterations=4)
-    weights = "step-000004/policy/model.safetensors"
+    require_same_numbers(folder.path, uninterrupted.path, iterations=3)
+    weights = "step-000003/policy/model.safetensors"
     assert file_sha256(folder.checkpoints / weights) == file_sha256(uninterrupted.checkpoints / weights)
-
-    before = results(folder)
-    rlhf(own_server, "resume", folder.path)
-    assert results(folder) == before
     assert not processes_that_name(home)
 
 
@@ -82,21 +80,6 @@ def rlhf(environment: dict[str, str], *arguments: object) -> subprocess.Complete
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return done
-
-
-def status(environment: dict[str, str], folder: RunFolder) -> str:
-    """What `rlhf status` says of the run."""
-    return rlhf(environment, "status", folder.path).stdout
-
-
-def results(folder: RunFolder) -> dict[str, str]:
-    """Every file of the run by its hash; those with a clock in them are left out."""
-    clocks = ("lock", "report.html", "timing.jsonl")
-    return {
-        str(path.relative_to(folder.path)): file_sha256(path)
-        for path in sorted(folder.path.rglob("*"))
-        if path.is_file() and path.name not in clocks and "tensorboard" not in path.parts
-    }
 
 
 def processes_that_name(path: Path) -> list[str]:

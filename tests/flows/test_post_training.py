@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,15 +69,20 @@ def test_a_name_in_use_is_refused_without_resume(finished):
 
 
 @pytest.fixture
-def flaky_scorer(monkeypatch):
-    """The runtime hands out a scorer that fails at every odd call, as a remote one may."""
+def flaky_scorer(monkeypatch) -> Callable[[Callable[[int], bool]], None]:
+    """Let the runtime hand out a scorer some of whose calls fail, as a remote one's may."""
     calls: list[int] = []
     build = Runtime.scorer
-    monkeypatch.setattr(Runtime, "scorer", lambda runtime: FlakyScorer(build(runtime), calls))
+
+    def install(fails_at: Callable[[int], bool]) -> None:
+        monkeypatch.setattr(Runtime, "scorer", lambda runtime: FlakyScorer(build(runtime), calls, fails_at))
+
+    return install
 
 
 def test_a_failure_that_time_heals_is_retried_and_changes_no_number(finished, world, tmp_path, flaky_scorer):
     _, outcome = finished
+    flaky_scorer(lambda call: call % 2 == 1)
     config = write_config(tmp_path, settings(world, tmp_path))
     shaken = post_training(config=str(config), run_name="shaken")
     require_same_numbers(shaken.folder, outcome.folder, iterations=2)
@@ -97,8 +103,10 @@ def test_a_failure_that_no_retry_heals_ends_the_run_at_once_with_a_report(world,
 
 def test_a_run_that_failed_goes_on_where_it_stopped(finished, world, tmp_path, flaky_scorer):
     _, outcome = finished
+    baseline, second_iteration, last_gate = 1, 5, 7  # iteration and gate of round 1 are calls 3 and 4
+    flaky_scorer({baseline, second_iteration, last_gate}.__contains__)
     config = str(write_config(tmp_path, settings(world, tmp_path, recovery={"retries": 0})))
-    for number in range(5):  # the baseline, two iterations, two gates: each fails once
+    for number in range(3):
         with pytest.raises(RemoteScorerError):
             post_training(config=config, resume=number > 0)
     resumed = post_training(config=config, resume=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,14 +92,16 @@ def never_works(prompts: list[str], responses: list[str]) -> list[float]:
 
 @dataclass
 class FlakyScorer:
-    """A scorer whose every odd call fails as a remote one does when it does not answer."""
+    """A scorer some of whose calls fail as those of a remote one do when it does not answer."""
 
     inner: Scorer
     calls: list[int]
+    fails_at: Callable[[int], bool]
+    """Whether the call of this number, from 1, fails."""
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
         self.calls.append(len(rows))
-        if len(self.calls) % 2:
+        if self.fails_at(len(self.calls)):
             raise RemoteScorerError("the scorer did not answer; try again.")
         return self.inner.score(rows)
 
