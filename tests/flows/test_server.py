@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -36,7 +38,7 @@ def test_a_configured_server_that_answers_is_used():
 
 
 def test_a_local_server_is_started_once_reused_and_stopped(tmp_path):
-    """In a process of its own: this one already has a server."""
+    """In a process of its own: this one already has a server. The usual port is taken, which the page must bear."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment |= {"PREFECT_HOME": str(tmp_path), "PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml")}
     script = (
@@ -46,7 +48,12 @@ def test_a_local_server_is_started_once_reused_and_stopped(tmp_path):
         "asks = httpx.get(first.ui_url + '/ui-settings').json()['api_url']\n"
         "print('SAME', first == second, first.api_url, asks, stop_server(), stop_server())\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=200)
+    command = [sys.executable, "-c", script]
+    with socket.socket() as other:
+        with contextlib.suppress(OSError):  # it is taken already
+            other.bind(("127.0.0.1", 4200))
+            other.listen()
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     verdict = done.stdout.splitlines()[-1].split()
     assert verdict[:2] == ["SAME", "True"]

@@ -83,6 +83,39 @@ def test_identical_pairs_and_long_prompts_are_found():
 
 
 @pytest.mark.parametrize(
+    ("cells", "rows", "reason"),
+    [
+        ({"prompt": ""}, {1}, "a prompt has text"),
+        ({"prompt_ids": []}, {1}, "a prompt has 1 to 4 tokens (rollout.max_prompt_tokens)"),
+        ({"domain": None}, {1}, "every needed field is given"),
+        ({"prompt_id": "a"}, {0, 1}, "a prompt stands once in its table"),
+    ],
+)
+def test_each_fault_of_a_prompt_is_found_in_its_row(cells, rows, reason):
+    prompts = pd.DataFrame({"prompt_id": ["a", "b"], "domain": "d", "prompt": "p", "prompt_ids": [[1], [2]]})
+    assert check_prompts("p", with_cell(prompts, 1, **cells), ROLLOUT).reasons == {row: [reason] for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("cells", "rows", "reason"),
+    [
+        ({"prompt": ""}, {1}, "prompt has text"),
+        ({"chosen": ""}, {1}, "chosen has text"),
+        ({"rejected": ""}, {1}, "rejected has text"),
+        ({"domain": None}, {1}, "every needed field is given"),
+        ({"pair_id": "a"}, {0, 1}, "a pair stands once in its table"),
+    ],
+)
+def test_each_fault_of_a_pair_is_found_in_its_row(cells, rows, reason):
+    pairs = pd.DataFrame({"pair_id": ["a", "b"], "domain": "d", "prompt": "p", "chosen": "c", "rejected": "r"})
+    assert check_pairs("q", with_cell(pairs, 1, **cells)).reasons == {row: [reason] for row in rows}
+
+
+def test_a_log_prob_may_exceed_0_by_rounding(scored):
+    assert check_scored("s", with_cell(scored, 2, engine_logprobs=[-1.0, 9e-5, -1.0]), ROLLOUT, 3).is_success
+
+
+@pytest.mark.parametrize(
     ("rejected", "is_refused"),
     [("Go now!", False), ("go\n  NOW.", True), ("Gonow.", True), ("Go now", False), ("Go now. ", True)],
 )

@@ -8,7 +8,7 @@ from rlhf_core.data import prepared
 from rlhf_core.data.events import read_events
 from rlhf_core.data.json_lines import read_json_lines
 from rlhf_core.data.prepare import run_stage
-from rlhf_core.errors import DataError
+from rlhf_core.errors import DataError, ValidationFailed
 
 PAIR = {"chosen": "w1 w2", "rejected": "w3"}
 RUN = {
@@ -59,6 +59,40 @@ def test_a_second_call_reads_nothing_anew_and_a_changed_source_does(config, make
     write_lines("held.jsonl", [{"prompt": "w51"}])
     assert run_stage(runtime).sha256 != first.sha256
     assert prepared.held_out_prompts(runtime.folder)["prompt"].tolist() == ["w51"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"rollout": {"max_prompt_tokens": 7}},
+        {"evaluation": {"held_out_rollouts": 2}},
+        {"validation": {"on_failure": "stop"}},
+    ],
+)
+def test_a_setting_on_which_the_data_depend_has_them_prepared_anew(change, make_config, make_runtime, write_lines):
+    write_lines("prompts.jsonl", [{"prompt": f"w{n}"} for n in range(20)])
+    first = run_stage(make_runtime(make_config({})))
+    assert run_stage(make_runtime(make_config({}, rounds=3))) == first
+    assert run_stage(make_runtime(make_config({}, **change))).sha256 != first.sha256
+
+
+def test_a_pair_that_fails_an_expectation_is_kept_apart_with_its_reason_or_stops_the_run(
+    make_config, make_runtime, write_lines
+):
+    write_lines("prompts.jsonl", [{"prompt": f"w{n}"} for n in range(20)])
+    write_lines("pairs.jsonl", [{"prompt": "w1", **PAIR}, {"prompt": "w2", "chosen": "w3", "rejected": "W3"}])
+    write_lines("judged.jsonl", [{"prompt": "w9", **PAIR}])
+    sides = {"train": [{"path": "pairs.jsonl"}], "held_out": [{"path": "judged.jsonl"}]}
+    runtime = make_runtime(make_config({"preferences": sides}))
+    ref = run_stage(runtime)
+    train, judged = prepared.preference_pairs(runtime.folder)
+    assert (train["prompt"].tolist(), judged["prompt"].tolist()) == (["w1"], ["w9"])
+    (row,) = read_json_lines(ref.path / prepared.LEFT_OUT)
+    assert (row["reason"], row["text"]) == ("quarantined", "w2")
+    assert "differ in more than white space and case" in row["detail"]
+    with pytest.raises(ValidationFailed, match=r"preferences_train.parquet: 1 of 2 rows fail.*quarantine"):
+        run_stage(make_runtime(make_config({"preferences": sides}, validation={"on_failure": "stop"})))
 
 
 def test_without_a_held_out_source_some_prompts_are_taken_out_of_the_pool(make_config, make_runtime, write_lines):
