@@ -36,14 +36,19 @@ def kl_controller(config: KlControllerConfig, kl_coef: float, *, batch_rollouts:
     Raises:
         ConfigError: the kind is `fixed`, or the settings could make β zero or negative (N10).
     """
-    limits = {"target_nats": config.target_nats, "minimum": config.minimum, "maximum": config.maximum}
+    target, least, most = config.target_nats, config.minimum, config.maximum
     if config.kind == "adaptive":
-        return AdaptiveKlCoef(kl_coef, smoothing=config.smoothing, **limits)
+        return AdaptiveKlCoef(kl_coef, target_nats=target, smoothing=config.smoothing, minimum=least, maximum=most)
     if config.kind == "proportional":
         return ProportionalKlCoef(
-            kl_coef, horizon_rollouts=config.horizon_rollouts, batch_rollouts=batch_rollouts, **limits
+            kl_coef,
+            target_nats=target,
+            horizon_rollouts=config.horizon_rollouts,
+            batch_rollouts=batch_rollouts,
+            minimum=least,
+            maximum=most,
         )
     if config.kind == "pid":
         gains = PidGains(config.proportional_gain, config.integral_gain, config.derivative_gain)
-        return PidKlCoef(kl_coef, gains=gains, **limits)
+        return PidKlCoef(kl_coef, target_nats=target, gains=gains, minimum=least, maximum=most)
     raise ConfigError("kl.kind='fixed' has no controller: β stays at kl.start.")
