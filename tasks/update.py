@@ -15,10 +15,11 @@ def update_policy(run: Run, policy: CheckpointRef, experience: StageRef, iterati
     """Learn from the experience and save the result; a retry starts again from `policy`."""
     with engines(run, "update", iteration) as runtime:
         updated = run_stage(runtime, policy, experience, iteration)
+    value_loss = updated.metrics.get("update/value_loss")
     get_run_logger().info(
-        "policy loss %.4f, value loss %.4f, approximate KL %.4f nats in %d steps; next kl_coef %.4f",
+        "policy loss %.4f, %s, approximate KL %.4f nats in %d steps; next kl_coef %.4f",
         updated.metrics["update/policy_loss"],
-        updated.metrics["update/value_loss"],
+        "no critic" if value_loss is None else f"value loss {value_loss:.4f}",
         updated.metrics["update/approx_kl_nats"],
         updated.metrics["update/optimizer_steps"],
         updated.control.kl_coef,

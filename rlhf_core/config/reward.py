@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlhf_core.config.base import StrictConfig
 
@@ -59,6 +60,20 @@ class RewardConfig(StrictConfig):
     def scores_truncated(self) -> bool:
         """Whether the scorer is asked about cut texts."""
         return self.scorer == "callable" if self.score_truncated is None else self.score_truncated
+
+    @field_validator("unsafe_patterns")
+    @classmethod
+    def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(
+                    f"{pattern!r} is no regular expression ({error}). Escape special characters, as in 'a\\.b'."
+                ) from error
+            if not pattern:
+                raise ValueError("an empty pattern matches every response. Leave it out.")
+        return patterns
 
     @model_validator(mode="after")
     def _temperature_fits(self) -> Self:

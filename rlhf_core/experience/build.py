@@ -108,7 +108,11 @@ def build_experience(
     if algorithm.is_by_group:
         uniform = uniform_groups(judged.scores.double(), judged.group_ids, response_mask.any(dim=1))
         metrics["experience/uniform_group_fraction"] = float(uniform.double().mean())
-    return experience, metrics | _metrics(evaluation, advantages, returns, response_mask)
+    metrics |= _metrics(evaluation, advantages, returns, response_mask)
+    if algorithm.has_critic:
+        metrics["experience/value_mean"] = float(masked_mean(evaluation.values.double(), response_mask))
+        metrics["experience/explained_variance"] = explained_variance(evaluation.values, returns, response_mask)
+    return experience, metrics
 
 
 def _token_rewards(
@@ -174,13 +178,10 @@ def _metrics(
         "kl_k3_nats": kl_k3(log_ratio),
         "kl_exact_nats": evaluation.kl_exact_nats,
         "entropy_nats": evaluation.entropy_nats,
-        "value_mean": evaluation.values,
         "return_mean": returns,
         "mean_abs_advantage": advantages.abs(),
     }
-    metrics = {f"experience/{name}": float(masked_mean(x.double(), response_mask)) for name, x in per_token.items()}
-    metrics["experience/explained_variance"] = explained_variance(evaluation.values, returns, response_mask)
-    return metrics
+    return {f"experience/{name}": float(masked_mean(x.double(), response_mask)) for name, x in per_token.items()}
 
 
 def explained_variance(

@@ -62,7 +62,7 @@ def estimate_advantages(
     """
     if algorithm.kind in ("grpo", "rloo"):
         advantages = _by_group(rewards, response_mask, group_ids, algorithm)
-        return advantages, advantages
+        return advantages, advantages.clone()
     values, bootstrap_values, gae_lambda = critic.values, critic.bootstrap_values, decay.gae_lambda
     if algorithm.kind == "reinforce_plus_plus":
         values, bootstrap_values, gae_lambda = torch.zeros_like(rewards), torch.zeros_like(bootstrap_values), 1.0

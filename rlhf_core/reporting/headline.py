@@ -92,6 +92,11 @@ def _state_steps(run: RunRecord) -> list[str]:
         return [f"{cause} on from the last checkpoint with: rlhf resume {run.folder.path}"]
     if run.best_step:
         return [f"Use the promoted policy, a Hugging Face folder: {run.folder.best}. Read its samples first."]
+    if any(gate.decision is not None and gate.decision.promote for gate in run.gates):
+        return [
+            "A checkpoint passed its gate, but none earned more held-out reward than the starting model, which stays "
+            "the best policy: train for more iterations, or with a higher learning rate."
+        ]
     return ["No checkpoint passed a gate: keep the starting model, and read the gate's reasons below."]
 
 

@@ -87,7 +87,7 @@ def sequence_rewards(
         running: statistics of earlier batches, for normalisation `running`.
 
     Raises:
-        ConfigError: `calibrated` without a usable calibration; an unsafe pattern is no regular expression.
+        ConfigError: `calibrated` without a usable calibration.
     """
     texts = texts or ResponseTexts.unknown(len(scores))
     raw = torch.tensor([float(score) for score in scores], dtype=torch.float64)

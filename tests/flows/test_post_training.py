@@ -19,6 +19,7 @@ from rlhf_core.runtime import Runtime
 from tests.flows.tiny_run import (
     CALLS,
     FlakyScorer,
+    metrics_rows,
     require_same_numbers,
     scored_by,
     settings,
@@ -50,6 +51,19 @@ def test_the_library_alone_gives_the_same_numbers(finished, world, tmp_path):
     require_same_numbers(alone.path, through_prefect.path, iterations=2)
     weights = "step-000002/policy/model.safetensors"
     assert file_sha256(alone.checkpoints / weights) == file_sha256(through_prefect.checkpoints / weights)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "reinforce_plus_plus"])
+def test_algorithms_without_a_critic_run_through_every_stage(world, tmp_path, kind):
+    sections = {"algorithm": {"kind": kind, "dynamic_sampling": {"enabled": kind == "grpo"}}}
+    rollout = {"prompts_per_iteration": 4, "samples_per_prompt": 4, "max_new_tokens": 8, "min_response_tokens": 1}
+    config = write_config(tmp_path, settings(world, tmp_path, rounds=1, rollout=rollout, **sections))
+    outcome = post_training(config=str(config))
+    row = metrics_rows(outcome.folder)[0]
+    assert row["update/optimizer_steps"] > 0
+    assert not [name for name in row if "critic" in name or "value" in name or name.endswith("explained_variance")]
+    assert not (RunFolder(outcome.folder).checkpoints / "step-000001" / "critic").exists()
+    assert "perfect critic" not in outcome.report.read_text()
 
 
 def test_running_a_finished_flow_again_repeats_nothing(finished):

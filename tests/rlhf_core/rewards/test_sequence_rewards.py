@@ -4,6 +4,7 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from rlhf_core.config.reward import RewardConfig
 from rlhf_core.errors import ConfigError
@@ -162,8 +163,10 @@ def test_an_unsafe_text_costs_its_penalty_whatever_its_score_and_the_case_of_its
 
 
 def test_an_unsafe_pattern_that_is_no_regular_expression_is_refused():
-    with pytest.raises(ConfigError, match=r"reward\.unsafe_patterns: '\(' is no regular expression"):
-        sequence_rewards([1.0], [N], RewardConfig(unsafe_patterns=("(",)))
+    with pytest.raises(ValidationError, match=r"'\(' is no regular expression"):
+        RewardConfig(unsafe_patterns=("(",))
+    with pytest.raises(ValidationError, match="an empty pattern matches every response"):
+        RewardConfig(unsafe_patterns=("",))
 
 
 def test_group_normalisation_compares_responses_to_the_same_prompt_alone():
