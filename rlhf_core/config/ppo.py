@@ -122,7 +122,7 @@ class PPOConfig(StrictConfig):
     )
     importance_cap: float | None = Field(
         default=None,
-        gt=0,
+        ge=1,
         description="truncated importance sampling for the engine's log-probs (P1); None: off; usual: 2",
     )
     discount: float = Field(default=1.0, gt=0, le=1)
@@ -178,7 +178,7 @@ class PPOConfig(StrictConfig):
     @model_validator(mode="after")
     def _sizes_nest(self) -> Self:
         for size in (self.mini_batch_rollouts, *(size for _, size in self.mini_batch_schedule)):
-            if size < 1 or size % self.micro_batch_rollouts:
+            if size % self.micro_batch_rollouts:
                 fits = [n for n in range(1, size + 1) if size % n == 0]
                 raise ValueError(
                     f"ppo.micro_batch_rollouts={self.micro_batch_rollouts} does not divide the mini-batch of {size} "

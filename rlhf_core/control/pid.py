@@ -1,4 +1,4 @@
-"""A PID controller in its incremental form, shared by the coefficients it steers (K1, C1)."""
+"""A PID controller in its incremental form, of the coefficient that it steers (K1)."""
 
 from __future__ import annotations
 

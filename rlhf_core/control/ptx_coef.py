@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlhf_core.config.evaluation import DecisionConfig
-from rlhf_core.control.pid import PidErrors, PidGains, pid_increment
-from rlhf_core.errors import ConfigError, DataError
+from rlhf_core.errors import DataError
 
 _FACTOR = 2.0
 
@@ -55,37 +53,7 @@ def adjusted_ptx_coef(ptx_coef: float, signals: PtxSignals, policy: DecisionConf
         factor, why = 1 / _FACTOR, f"reward rises slowly ({gain:+.3f} std) while ability is steady ({-drop:+.2%})"
     else:
         return ptx_coef, f"ability is steady ({-drop:+.2%}) and reward rises ({gain:+.3f} std)"
-    bounded, limit = _bounded(ptx_coef * factor, policy)
-    return bounded, f"{why}{limit}"
-
-
-def pid_ptx_coef(
-    ptx_coef: float, ability_drop: float, errors: PidErrors, policy: DecisionConfig, gains: PidGains | None = None
-) -> tuple[float, str, PidErrors]:
-    """Return the next `ptx_coef` within its bounds, the reason in words, and the errors to pass in at the next gate.
-
-    A PID on log ptx_coef with the error `clip(ability_drop / tolerated_drop, ±1)`: it raises the coefficient before
-    the tolerance is used up, and lowers it while ability is above the baseline.
-
-    Raises:
-        ConfigError: no drop is tolerated, so that there is no scale for the error.
-        DataError: the drop is NaN or infinite.
-    """
-    if not policy.tolerated_drop > 0:
-        raise ConfigError(
-            f"decisions.tolerated_drop={policy.tolerated_drop} leaves the PID of ptx_coef without a scale. "
-            "Set it above 0, such as 0.01, or use the doubling rule."
-        )
-    if not math.isfinite(ability_drop):
-        raise DataError(f"the drop of ability is {ability_drop}. Run the gate's benchmarks again; ptx_coef stays.")
-    error = min(max(ability_drop / policy.tolerated_drop, -1.0), 1.0)
-    increment, errors = pid_increment(error, errors, PidGains() if gains is None else gains)
-    factor = math.exp(min(max(increment, -50.0), 50.0))
-    bounded, limit = _bounded(ptx_coef * factor, policy)
-    why = f"ability changed by {-ability_drop:+.2%} (tolerated: -{policy.tolerated_drop:.2%}); PID factor {factor:.3f}"
-    return bounded, f"{why}{limit}", errors
-
-
-def _bounded(wanted: float, policy: DecisionConfig) -> tuple[float, str]:
+    wanted = ptx_coef * factor
     bounded = min(max(wanted, policy.ptx_minimum), policy.ptx_maximum)
-    return bounded, "" if bounded == wanted else f"; held at the bound {bounded:g}"
+    limit = "" if bounded == wanted else f"; held at the bound {bounded:g}"
+    return bounded, f"{why}{limit}"

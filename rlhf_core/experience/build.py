@@ -15,7 +15,7 @@ from rlhf_core.control.gae_lambda import gae_lambda_by_length, staged_gae_lambda
 from rlhf_core.engines.protocols import RolloutEvaluation
 from rlhf_core.experience.estimators import CriticsView, Decay, estimate_advantages
 from rlhf_core.experience.kl_shaping import KlTokenLimit, shape_rewards
-from rlhf_core.numerics.group_advantages import group_baseline, uniform_groups
+from rlhf_core.numerics.group_advantages import group_baseline, group_numbers, uniform_groups
 from rlhf_core.numerics.kl import kl_k1, kl_k2, kl_k3
 from rlhf_core.numerics.masking import masked_mean
 from rlhf_core.numerics.reductions import AllReduce, global_moments, identity
@@ -56,11 +56,10 @@ class Estimation:
 
 def judgement(scores: Sequence[float], endings: Sequence[str], prompts: Sequence[str]) -> Judgement:
     """Return columns of the validated rollouts as tensors; equal `prompts` are one group."""
-    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     return Judgement(
         scores=torch.tensor(scores, dtype=torch.float32),
         is_truncated=torch.tensor([end == "truncated" for end in endings]),
-        group_ids=torch.tensor([numbers[prompt] for prompt in prompts]),
+        group_ids=group_numbers(prompts),
     )
 
 

@@ -6,6 +6,7 @@ is True and its score is finite; what does not (an empty response, E05; a NaN, N
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +23,12 @@ GROUP_STD_FLOOR = 1e-4
 Far above what float32 rounding (1e-7) and other batch shapes (1e-6) put between equal scores, so that noise is not
 blown up to advantages of size 1; far below a difference that a reward means.
 """
+
+
+def group_numbers(names: Sequence[str]) -> Int[Tensor, " batch"]:
+    """Return a number for each row that equal names share, by first appearance from 0: `group_ids` of prompts."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([numbers[name] for name in names], dtype=torch.long)
 
 
 def grpo_advantages(

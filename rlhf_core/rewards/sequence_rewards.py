@@ -8,10 +8,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from rlhf_core.config.reward import RewardConfig
+from rlhf_core.numerics.group_advantages import group_numbers
 from rlhf_core.numerics.running_stats import RunningStats
 from rlhf_core.rewards.normalise import (
     Calibration,
@@ -49,11 +49,6 @@ class ResponseTexts:
     def unknown(cls, count: int) -> ResponseTexts:
         """Every response in a group of its own, and no text."""
         return cls([str(row) for row in range(count)], [""] * count)
-
-    @property
-    def group_ids(self) -> Int[Tensor, " batch"]:
-        numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(self.prompt_ids))}
-        return torch.tensor([numbers[prompt] for prompt in self.prompt_ids], dtype=torch.long)
 
 
 def should_score(ending: str, config: RewardConfig) -> bool:
@@ -123,7 +118,7 @@ def _normalised(
     running: RunningStats | None,
 ) -> NormalisedScores:
     if mode == "group":
-        return normalise_in_groups(scores, counts, texts.group_ids)
+        return normalise_in_groups(scores, counts, group_numbers(texts.prompt_ids))
     return normalise_scores(scores, counts, mode=mode, calibration=calibration, running=running)
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 
 from rlhf_core.errors import CannotLearn
-from rlhf_core.numerics.group_advantages import uniform_groups
+from rlhf_core.numerics.group_advantages import group_numbers, uniform_groups
 from rlhf_core.rollout.rejection import Sampled, rejection_counts, sample_with_rejection
 from rlhf_core.rollout.sampling import Place, Sampler
 
@@ -69,9 +69,9 @@ def _uniform_prompts(rows: pd.DataFrame, score: ScoreRows) -> set[str]:
     if rows.empty:
         return set()
     scores = torch.tensor(score(rows), dtype=torch.float64)
-    codes, names = pd.factorize(rows["prompt_id"])
-    is_uniform = uniform_groups(scores, torch.from_numpy(codes), torch.isfinite(scores))
-    return {str(names[code]) for code in codes[is_uniform.numpy()]}
+    prompts = rows["prompt_id"].tolist()
+    is_uniform = uniform_groups(scores, group_numbers(prompts), torch.isfinite(scores)).tolist()
+    return {prompt for prompt, uniform in zip(prompts, is_uniform, strict=True) if uniform}
 
 
 def _require_a_difference(kept: pd.DataFrame, uniform: set[str], rejected: pd.DataFrame, tries: int) -> None:

@@ -12,6 +12,7 @@ from rlhf_core.checkpoints.save import new_reference, save_checkpoint
 from rlhf_core.config.ppo import KlControllerConfig
 from rlhf_core.config.run import RunConfig
 from rlhf_core.control.kl_controllers import kl_controller
+from rlhf_core.control.ptx_coef import moving_average
 from rlhf_core.data.prepared import ptx_documents
 from rlhf_core.data.ptx_stream import draw_documents
 from rlhf_core.data.records import SAMPLED_TENSORS
@@ -65,7 +66,7 @@ def next_control(control: ControlState, config: KlControllerConfig, kl_nats: flo
         rollouts: responses in the batch.
     """
     past = kl_nats if control.kl_average_nats is None else control.kl_average_nats
-    average = config.smoothing * past + (1 - config.smoothing) * kl_nats
+    average = moving_average([past, kl_nats], config.smoothing)
     control = control.model_copy(update={"kl_average_nats": average})
     if config.kind == "fixed":
         return control

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +56,8 @@ def test_training_comes_to_the_kl_regularised_optimum(model, kind, beta):
 
 def wrong_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = actor_loss.ppo_policy_loss
-    replace(
-        monkeypatch, actor_loss, "ppo_policy_loss", lambda new, old, a, mask, **rest: sound(new, old, -a, mask, **rest)
+    monkeypatch.setattr(
+        actor_loss, "ppo_policy_loss", lambda new, old, a, mask, **rest: sound(new, old, -a, mask, **rest)
     )
 
 
@@ -69,16 +68,12 @@ def last_token_masked(monkeypatch: pytest.MonkeyPatch) -> None:
         is_last = torch.arange(len(advantages)) % LENGTH == LENGTH - 1
         return sound(new, old, advantages.masked_fill(is_last, 0.0), mask, **rest)
 
-    replace(monkeypatch, actor_loss, "ppo_policy_loss", masked)
+    monkeypatch.setattr(actor_loss, "ppo_policy_loss", masked)
 
 
 def no_kl(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = build.shape_rewards
-    replace(monkeypatch, build, "shape_rewards", lambda *args, kl_coef, **rest: sound(*args, kl_coef=0.0, **rest))
-
-
-def replace(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, function: Callable[..., Any]) -> None:
-    monkeypatch.setattr(module, name, function)
+    monkeypatch.setattr(build, "shape_rewards", lambda *args, kl_coef, **rest: sound(*args, kl_coef=0.0, **rest))
 
 
 @pytest.mark.parametrize("mutate", [wrong_sign, last_token_masked, no_kl])

@@ -17,11 +17,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.refs import ControlState
-from rlhf_core.engines.protocols import ExperienceTensors, GenerationRequest, RolloutTensors, Sampling
+from rlhf_core.engines.protocols import GenerationRequest, RolloutTensors, Sampling
 from rlhf_core.engines.transformers_rollout import TransformersRollout
 from rlhf_core.experience.build import Estimation, Judgement, build_experience
 from rlhf_core.models.loading import load_tokenizer
 from rlhf_core.workers.inline import InlineWorkers
+from tests.rlhf_core.engines.trainer_case import learnt_from
 
 VOCAB, LENGTH = 8, 3
 PROMPT = (1, 2)
@@ -126,15 +127,7 @@ class Toy:
         )
         how = Estimation(kl_coef=self.beta, iteration=number + 1, config=self.config)
         built, _ = build_experience(said, judged, everywhere, how)
-        experience = ExperienceTensors(
-            rollouts,
-            said.logprobs,
-            said.ref_logprobs,
-            said.values,
-            built.advantages,
-            built.returns,
-            importance=torch.ones_like(said.logprobs),
-        )
+        experience = learnt_from(rollouts, said, built.advantages, built.returns)
         control = ControlState(kl_coef=self.beta, ptx_coef=0.0)
         self.workers.update(experience, [], control, iteration=number + 1, seed=number)
 

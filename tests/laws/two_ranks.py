@@ -11,12 +11,21 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from rlhf_core.data.refs import ControlState
-from rlhf_core.engines.protocols import ExperienceTensors, RolloutTensors
+from rlhf_core.engines.protocols import RolloutTensors
 from rlhf_core.engines.torch_trainer import TorchTrainer
 from rlhf_core.experience.build import Estimation, Judgement, build_experience
 from rlhf_core.numerics.reductions import AllReduce, identity
 from rlhf_core.update.ppo import PpoUpdate
-from tests.rlhf_core.engines.trainer_case import CPU, LENGTHS, parameters, perturb, ppo, random_rollouts, run_config
+from tests.rlhf_core.engines.trainer_case import (
+    CPU,
+    LENGTHS,
+    learnt_from,
+    parameters,
+    perturb,
+    ppo,
+    random_rollouts,
+    run_config,
+)
 
 UPDATES = 3
 SCORES = torch.tensor([0.3, -1.2, 0.9, 2.0, -0.4, 0.1, -2.0, 0.6])
@@ -51,15 +60,7 @@ def three_updates(
         said = trainer.evaluate(rollouts)
         how = Estimation(kl_coef=0.05, iteration=number, config=trainer.config)
         built, _ = build_experience(said, judged, rollouts.response_mask, how, all_reduce=all_reduce)
-        experience = ExperienceTensors(
-            rollouts,
-            said.logprobs,
-            said.ref_logprobs,
-            said.values,
-            built.advantages,
-            built.returns,
-            importance=torch.ones_like(said.logprobs),
-        )
+        experience = learnt_from(rollouts, said, built.advantages, built.returns)
         control = ControlState(kl_coef=0.05, ptx_coef=0.0)
         update = PpoUpdate(trainer, experience, [], control, iteration=number, all_reduce=all_reduce)
         found.append(update.run(seed=number))

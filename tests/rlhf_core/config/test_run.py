@@ -75,6 +75,7 @@ def test_a_schedule_whose_sizes_the_micro_batch_does_not_divide_is_refused():
     [
         ({"clip_range": 0.2, "clip_range_high": 0.1}, "lies below ppo.clip_range"),
         ({"entropy_coef": -0.1}, "is negative"),
+        ({"importance_cap": 0.5}, "greater than or equal to 1"),
     ],
 )
 def test_coefficients_that_contradict_their_meaning_are_refused(ppo, message):

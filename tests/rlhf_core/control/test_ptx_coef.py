@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
@@ -8,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.config.evaluation import DecisionConfig
-from rlhf_core.control.pid import PidErrors, PidGains
-from rlhf_core.control.ptx_coef import PtxSignals, adjusted_ptx_coef, moving_average, pid_ptx_coef
-from rlhf_core.errors import ConfigError, DataError
+from rlhf_core.control.ptx_coef import PtxSignals, adjusted_ptx_coef, moving_average
+from rlhf_core.errors import DataError
 
 POLICY = DecisionConfig(tolerated_drop=0.01, slow_reward_gain=0.02, flat_kl_nats=0.002)
 
@@ -52,30 +50,3 @@ def test_a_moving_average_weighs_the_past():
     assert moving_average([0.4, 0.2, 0.3], 0.0) == pytest.approx(0.3)
     with pytest.raises(DataError, match="at least one benchmark score"):
         moving_average([], 0.5)
-
-
-def test_the_pid_answers_a_drop_before_the_tolerance_is_used_up():
-    value, why, errors = pid_ptx_coef(0.05, 0.005, PidErrors(), POLICY, PidGains(0.2, 0.1))
-    assert value == pytest.approx(0.05 * math.exp(0.1 * 0.5))
-    assert errors == PidErrors(last=0.5)
-    assert why == "ability changed by -0.50% (tolerated: -1.00%); PID factor 1.051"
-    lower, _, errors = pid_ptx_coef(value, -0.02, errors, POLICY, PidGains(0.2, 0.1))
-    assert lower == pytest.approx(value * math.exp(0.2 * -1.5 + 0.1 * -1.0))
-    assert errors == PidErrors(last=-1.0, before_last=0.5)
-
-
-@given(st.floats(0.01, 0.5), st.lists(st.floats(-1, 1), max_size=20))
-def test_the_pid_keeps_the_bounds_and_names_them(start, drops):
-    value, errors = start, PidErrors()
-    for drop in drops:
-        value, _, errors = pid_ptx_coef(value, drop, errors, POLICY)
-        assert 0.01 <= value <= 0.5
-    held = pid_ptx_coef(0.5, 1.0, PidErrors(), POLICY)
-    assert (held[0], held[1].endswith("held at the bound 0.5")) == (0.5, True)
-
-
-def test_a_pid_without_a_scale_or_a_drop_is_refused():
-    with pytest.raises(ConfigError, match="tolerated_drop=0"):
-        pid_ptx_coef(0.05, 0.0, PidErrors(), DecisionConfig(tolerated_drop=0.0))
-    with pytest.raises(DataError, match="drop of ability is nan"):
-        pid_ptx_coef(0.05, float("nan"), PidErrors(), POLICY)

@@ -9,7 +9,7 @@ import torch
 
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.refs import ControlState
-from rlhf_core.engines.protocols import ExperienceTensors, RolloutTensors
+from rlhf_core.engines.protocols import ExperienceTensors, RolloutEvaluation, RolloutTensors
 from rlhf_core.engines.torch_trainer import TorchTrainer
 
 CPU = torch.device("cpu")
@@ -70,6 +70,13 @@ def random_experience(trainer: TorchTrainer, rollouts: RolloutTensors, *, seed: 
     draw, mask = torch.Generator().manual_seed(seed), rollouts.response_mask
     advantages, returns = (torch.zeros(mask.shape) for _ in range(2))
     advantages[mask], returns[mask] = torch.randn(2, int(mask.sum()), generator=draw)
+    return learnt_from(rollouts, said, advantages, returns)
+
+
+def learnt_from(
+    rollouts: RolloutTensors, said: RolloutEvaluation, advantages: torch.Tensor, returns: torch.Tensor
+) -> ExperienceTensors:
+    """What an update learns from, where the trainer itself is the old policy."""
     return ExperienceTensors(
         rollouts,
         said.logprobs,
