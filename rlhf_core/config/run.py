@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from rlhf_core.config.algorithm import AlgorithmConfig
 from rlhf_core.config.base import StrictConfig
+from rlhf_core.config.cluster import ClusterConfig
 from rlhf_core.config.data import DataConfig
 from rlhf_core.config.evaluation import DecisionConfig, EvaluationConfig
 from rlhf_core.config.models import ComputeConfig, ModelConfig
@@ -50,6 +51,7 @@ class RunConfig(StrictConfig):
     data: DataConfig
     model: ModelConfig
     compute: ComputeConfig = Field(default_factory=ComputeConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
     reward_model: RewardModelConfig = Field(default_factory=RewardModelConfig)
