@@ -121,7 +121,12 @@ def _check_schema(manifest: Manifest) -> None:
         model.model_validate(manifest)
         for pod in pod_templates(manifest):
             # The schemas name no bare template as a resource: an apps/v1 Deployment holds one.
-            holder = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": copy.deepcopy(pod)}
+            holder = {
+                "apiVersion": "v1",
+                "kind": "PodTemplate",
+                "metadata": {"name": "x"},
+                "template": copy.deepcopy(pod),
+            }
             kubernetes_validate.validate(holder, KUBERNETES, strict=True)
     else:
         kubernetes_validate.validate(manifest, KUBERNETES, strict=True)

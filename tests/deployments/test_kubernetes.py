@@ -20,7 +20,9 @@ from prefect.workers.base import BaseJobConfiguration
 
 from tests.deployments.conftest import ROOT
 
-pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not in this environment; it is in the dev group")
+pytest.importorskip(
+    "kubernetes_validate", reason="kubernetes-validate is not in this environment; it is in the dev group"
+)
 from tests.deployments.manifests import check, containers, pod_templates  # noqa: E402 - needs what the line above asks for
 
 FOLDER = ROOT / "deployments" / "kubernetes"
@@ -68,8 +70,16 @@ def head(cluster: dict[str, Any]) -> dict[str, Any]:
 BROKEN: dict[str, tuple[str, Broken, str]] = {
     "wrong field": ("raycluster.yaml", lambda m: m["spec"].update(rayVersoin="2.60.0"), "rayVersoin"),
     "head missing": ("raycluster.yaml", lambda m: m["spec"].pop("headGroupSpec"), "headGroupSpec"),
-    "wrong indentation": ("raycluster.yaml", lambda m: m.update(headGroupSpec=m["spec"]["headGroupSpec"]), "headGroupSpec"),
-    "number for a string": ("raycluster.yaml", lambda m: m["spec"]["headGroupSpec"]["rayStartParams"].update(x=0), "rayStart"),
+    "wrong indentation": (
+        "raycluster.yaml",
+        lambda m: m.update(headGroupSpec=m["spec"]["headGroupSpec"]),
+        "headGroupSpec",
+    ),
+    "number for a string": (
+        "raycluster.yaml",
+        lambda m: m["spec"]["headGroupSpec"]["rayStartParams"].update(x=0),
+        "rayStart",
+    ),
     "wrong field in a pod": ("raycluster.yaml", lambda m: head(m).update(tolerances=[]), "tolerances"),
     "image missing": ("raycluster.yaml", lambda m: head(m)["containers"][0].pop("image"), "no image"),
     "image without tag": ("worker.yaml", lambda m: next(containers(m)).update(image="host:5000/rlhf"), "no image"),
@@ -108,7 +118,9 @@ def test_lines_that_are_indented_wrongly_are_refused():
 
 def test_the_job_template_becomes_a_job_that_kubernetes_takes():
     check(job({}))
-    wide = job({"gpus": "1", "node_selector": {"pool": "gpu"}, "grace_seconds": 300, "command": "prefect flow-run execute"})
+    wide = job(
+        {"gpus": "1", "node_selector": {"pool": "gpu"}, "grace_seconds": 300, "command": "prefect flow-run execute"}
+    )
     pod = wide["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] == 300
     assert pod["nodeSelector"] == {"pool": "gpu"}
