@@ -1,4 +1,4 @@
-"""How much memory and time a run on many GPUs takes, by arithmetic alone; docs/scale.md says where each formula comes from.
+"""Memory and time of a run on many GPUs, by arithmetic alone; docs/scale.md uses it.
 
 Nothing here is measured. Memory is in bytes and per rank; GiB is 2**30 bytes.
 """

@@ -23,7 +23,7 @@ from tests.deployments.conftest import ROOT
 pytest.importorskip(
     "kubernetes_validate", reason="kubernetes-validate is not in this environment; it is in the dev group"
 )
-from tests.deployments.manifests import check, containers, pod_templates  # noqa: E402 - needs what the line above asks for
+from tests.deployments.manifests import check, containers, pod_templates
 
 FOLDER = ROOT / "deployments" / "kubernetes"
 FILES = ("storage.yaml", "access.yaml", "worker.yaml", "raycluster.yaml", "rayjob.yaml")
