@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,6 +69,7 @@ class Allocation:
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    jobs: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
     def home(self) -> Path:
@@ -78,7 +80,7 @@ class Allocation:
         return [line for line in lines if line.startswith(start)]
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        job = subprocess.Popen(
             ["bash", str(SCRIPT), *arguments],
             cwd=ROOT,
             env=self.environment | environment,
@@ -86,11 +88,21 @@ class Allocation:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
+        self.jobs.append(job)
+        return job
+
+    def end(self) -> None:
+        """End what a broken script left behind."""
+        for job in self.jobs:
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+            job.wait(10)
 
     def finish(self, *arguments: str, **environment: str) -> tuple[int, str]:
         process = self.start(*arguments, **environment)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=40)
         return process.returncode, output
 
     def interrupt(self, sent: signal.Signals, *arguments: str, **environment: str) -> tuple[int, str]:
@@ -98,7 +110,7 @@ class Allocation:
         process = self.start(*arguments, **environment)
         wait_until((self.folder / "started").exists)
         process.send_signal(sent)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=40)
         return process.returncode, output
 
 
@@ -121,7 +133,7 @@ def allocation(tmp_path: Path) -> Generator[Allocation]:
         (binaries / name).write_text(text)
         (binaries / name).chmod(stat.S_IRWXU)
     (binaries / "python").symlink_to(sys.executable)
-    yield Allocation(
+    allocation = Allocation(
         tmp_path,
         {
             "PATH": os.environ["PATH"],
@@ -138,3 +150,5 @@ def allocation(tmp_path: Path) -> Generator[Allocation]:
             "RLHF_GRACE_SECONDS": "5",
         },
     )
+    yield allocation
+    allocation.end()
