@@ -40,6 +40,8 @@ from rlhf_core.config.run import RunConfig
 from rlhf_core.data.events import read_events, record_event
 from rlhf_core.data.refs import CheckpointRef
 from rlhf_core.data.store import MANIFEST, RunFolder, disk_errors, write_bytes, write_json
+from rlhf_core.engines.memory import BatchSize
+from rlhf_core.engines.memory_use import MemoryWatch, memory_reader
 from rlhf_core.engines.protocols import RolloutEngine, Scorer, WorkerGroup
 from rlhf_core.engines.transformers_rollout import TransformersRollout
 from rlhf_core.errors import ConfigError, RunFolderError
@@ -76,6 +78,7 @@ class Runtime:
         self._workers: WorkerGroup | None = None
         self._state: Path | None = None
         self._scorer: Scorer | None = None
+        self._sampling_batch = BatchSize(config.rollout.batch_size)
         if config.compute.threads is not None:
             torch.set_num_threads(config.compute.threads)
         seed_everything(config.seed, deterministic=config.compute.deterministic)
@@ -89,6 +92,11 @@ class Runtime:
                 "compute.device is 'cuda', but torch sees no GPU here. Set compute.device to auto or cpu."
             )
         return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+    @cached_property
+    def memory(self) -> MemoryWatch:
+        """Of this process on its device."""
+        return MemoryWatch(memory_reader(self.device))
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -123,9 +131,11 @@ class Runtime:
     def rollout_engine(self, policy: CheckpointRef) -> RolloutEngine:
         """An engine that samples from the checkpoint's policy."""
         model = self.at(policy).policy_model()
-        return TransformersRollout(
-            model, self.tokenizer, batch_size=self.config.rollout.batch_size, autocast=self.config.model.autocast
+        engine = TransformersRollout(
+            model, self.tokenizer, batch_size=self._sampling_batch.configured, autocast=self.config.model.autocast
         )
+        engine.batch = self._sampling_batch  # what was found to fit holds for later calls too
+        return engine
 
     def scorer(self) -> Scorer:
         """The accepted reward model, or the configured callable."""

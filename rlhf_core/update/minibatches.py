@@ -31,15 +31,16 @@ def mini_batches(lengths: Sequence[int], size: int, *, seed: int, epoch: int) ->
     return batches
 
 
-def micro_batches(rows: Sequence[int], lengths: Sequence[int], size: int) -> list[list[int]]:
+def micro_batches(rows: Sequence[int], lengths: Sequence[int], size: int, *, at_least: int = 1) -> list[list[int]]:
     """Return the rows in ⌈rows / size⌉ micro-batches of about equal token counts, so that memory peaks stay low.
 
     Args:
         rows: indices into `lengths`.
         lengths: tokens of each rollout.
         size: rollouts of a micro-batch at most.
+        at_least: micro-batches wanted, as many as another rank has; there are never more than rows.
     """
-    count = -(-len(rows) // size)
+    count = min(len(rows), max(-(-len(rows) // size), at_least))
     batches: list[list[int]] = [[] for _ in range(count)]
     for rank, row in enumerate(sorted(rows, key=lambda row: (-lengths[row], row))):
         lap, place = divmod(rank, count)

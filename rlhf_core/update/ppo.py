@@ -7,7 +7,8 @@ decision (skip, stop) is taken on numbers summed over all ranks, so that ranks c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,7 +28,9 @@ from rlhf_core.numerics.value_loss import clipped_value_loss
 from rlhf_core.numerics.value_normalisation import normalise_returns
 from rlhf_core.update.actor_loss import ActorBatch, actor_loss, actor_loss_settings
 from rlhf_core.update.epoch_stop import epoch_stop_reason, mini_batch_stop_reason
+from rlhf_core.update.micro_batching import accumulate, most_over_ranks
 from rlhf_core.update.minibatches import micro_batches, mini_batches
+from rlhf_core.update.ptx_documents import PtxDocuments
 from rlhf_core.update.tally import Tally
 
 _RATIO_TOLERANCE = {"off": 1e-2, "bfloat16": 0.5}
@@ -65,7 +68,7 @@ class PpoUpdate:
         self._config: PPOConfig = trainer.config.ppo
         self._mini_batch_rollouts = self._config.mini_batch_in(iteration)
         self._loss_settings = actor_loss_settings(trainer.config, control, trainer.vocab_size)
-        self._documents, self._documents_taken = ptx_documents, 0
+        self._documents = PtxDocuments(ptx_documents, self._config.ptx, control.ptx_coef)
         self._experience = _placed(trainer, experience)
         mask = self._experience.rollouts.response_mask
         if not len(mask) or not bool(mask.any(dim=1).all()):
@@ -77,6 +80,7 @@ class PpoUpdate:
             require_finite(name, getattr(self._experience, name), mask)
         self._lengths: list[int] = (self._experience.rollouts.prompt_mask.sum(dim=1) + mask.sum(dim=1)).tolist()
         self._tally = Tally()
+        self._out_of_memory_before = trainer.update_batch.out_of_memory_count
         self._old_value_stats = trainer.value_stats
         if self._config.critic.normalise_values and trainer.critic is not None:
             trainer.value_stats = trainer.value_stats.including(self._experience.returns, mask, all_reduce)
@@ -101,39 +105,76 @@ class PpoUpdate:
                     break
             epoch += 1
             reason = reason or self._epoch_stop(epoch)
-        return self._tally.metrics(epochs=epoch, stop_reason=reason)
+        batch = self._trainer.update_batch
+        return self._tally.metrics(epochs=epoch, stop_reason=reason) | {
+            "update/micro_batch_rollouts": float(batch.size),
+            "update/out_of_memory_count": float(batch.out_of_memory_count - self._out_of_memory_before),
+        }
 
     def _mini_batch(self, rows: list[int], *, is_first: bool) -> float | None:
         """Step actor, then critic; KL(old‖new) per token before the step, None where the actor's step was refused."""
         mask = self._experience.rollouts.response_mask[rows]
         token_count = float(self._sum(mask.sum()))
-        cuts = micro_batches(rows, self._lengths, self._config.micro_batch_rollouts)
-        micros = [torch.tensor(cut, device=mask.device) for cut in cuts]
-        packs = [pack_rollouts(self._experience.rollouts, micro) for micro in micros]
-        self._tally.add_tokens(
-            real=sum(sum(pack.lengths) for pack in packs), computed=sum(len(pack.ids) for pack in packs)
-        )
-
         sequence_count = float(self._sum(torch.tensor(len(rows))))
-        shares = [self._token_shares(m, token_count=token_count, sequence_count=sequence_count) for m in micros]
-        metrics = self._reduced([
-            self._actor_backward(pack, micro, share, token_count)
-            for pack, micro, share in zip(packs, micros, shares, strict=True)
-        ])  # fmt: skip
+        documents = self._documents.of_step(self._tally.mini_batches)
+        ptx_tokens = float(self._sum(torch.tensor(sum(len(document) - 1 for document in documents))))
+
+        def actor(pack: Pack, micro: Tensor) -> dict[str, Tensor]:
+            shares = self._token_shares(micro, token_count=token_count, sequence_count=sequence_count)
+            return self._actor_backward(pack, micro, shares, token_count)
+
+        parts, ptx_parts = self._accumulated(
+            rows, actor, self._trainer.actor_optimizer, documents=documents, ptx_tokens=ptx_tokens
+        )
+        metrics = self._reduced(parts)
         if is_first:
             self._require_ratio_of_one(metrics["update/ratio_first_deviation"])
-        self._ptx_backward()
+        if ptx_parts:
+            self._tally.add_means(self._reduced(ptx_parts), ptx_tokens)
         step = self._step(self._trainer.actor_optimizer, "actor")
         if not step.is_skipped:
             self._tally.add_means(metrics, token_count)
         if self._trainer.critic_optimizer is not None:
-            value_metrics = self._reduced(
-                [self._critic_backward(pack, micro, token_count) for pack, micro in zip(packs, micros, strict=True)]
-            )
+            critic = partial(self._critic_backward, token_count=token_count)
+            value_metrics = self._reduced(self._accumulated(rows, critic, self._trainer.critic_optimizer)[0])
             if not self._step(self._trainer.critic_optimizer, "critic").is_skipped:
                 self._tally.add_means(value_metrics, token_count)
         self._tally.mini_batches += 1
         return None if step.is_skipped else metrics["update/approx_kl_nats"]
+
+    def _accumulated(
+        self,
+        rows: list[int],
+        backward: Callable[[Pack, Tensor], dict[str, Tensor]],
+        optimizer: ScheduledAdamW,
+        *,
+        documents: Sequence[Sequence[int]] = (),
+        ptx_tokens: float = 0.0,
+    ) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+        """Gather one model's gradients in micro-batches that fit; the metrics of the rollouts' and of the documents'.
+
+        A try that ran out of memory leaves nothing behind: no gradient, no metric, no count.
+        """
+        batch, packs = self._trainer.update_batch, list[Pack]()
+
+        def jobs(size: int) -> list[Callable[[], dict[str, Tensor]]]:
+            most = most_over_ranks(-(-len(rows) // size), len(self._lengths), self._all_reduce)
+            cuts = micro_batches(rows, self._lengths, size, at_least=most)
+            micros = [torch.tensor(cut, device=self._trainer.device) for cut in cuts]
+            packs[:] = [pack_rollouts(self._experience.rollouts, micro) for micro in micros]
+            chunk = max(1, len(documents) * size // batch.configured)
+            return [partial(backward, pack, micro) for pack, micro in zip(packs, micros, strict=True)] + [
+                partial(self._ptx_backward, documents[start : start + chunk], ptx_tokens)
+                for start in range(0, len(documents), chunk)
+            ]
+
+        parts = accumulate(
+            jobs, batch, discard=optimizer.discard_gradients, all_reduce=self._all_reduce, work="the update"
+        )
+        self._tally.add_tokens(
+            real=sum(sum(pack.lengths) for pack in packs), computed=sum(len(pack.ids) for pack in packs)
+        )
+        return parts[: len(packs)], parts[len(packs) :]
 
     def _token_shares(self, micro: Tensor, *, token_count: float, sequence_count: float) -> Tensor:
         """What each of the micro-batch's response tokens counts, `[targets]`: 1, or by the length of its response."""
@@ -155,25 +196,13 @@ class PpoUpdate:
         loss.backward()
         return metrics
 
-    def _ptx_backward(self) -> None:
-        """Add the pretraining loss to the actor's gradients in every k-th step (P3)."""
-        ptx = self._config.ptx
-        if not ptx.enabled or not self._control.ptx_coef or self._tally.mini_batches % ptx.every_updates:
-            return
-        taken, count = self._documents_taken, ptx.documents_per_update
-        documents = [document[: ptx.max_tokens] for document in self._documents[taken : taken + count]]
-        if len(documents) < count:
-            raise DataError(
-                f"the update needs {count} pretraining documents from number {taken} on, and got "
-                f"{len(self._documents)} in all. Give more text in data.ptx, or set ppo.ptx.enabled=false."
-            )
-        self._documents_taken += count
+    def _ptx_backward(self, documents: Sequence[Sequence[int]], tokens: float) -> dict[str, Tensor]:
+        """Add the documents' pretraining loss to the actor's gradients; `tokens` are those of all documents."""
         pack = pack_documents(documents, self._trainer.device)
         logprobs, _ = self._trainer.response_logprobs(pack, temperature=1.0)
-        tokens = float(self._sum(torch.tensor(len(pack.targets))))
         loss, metrics = ptx_loss(logprobs, torch.ones_like(logprobs, dtype=torch.bool), tokens)
         (self._control.ptx_coef * loss).backward()
-        self._tally.add_means(self._reduced([metrics]), tokens)
+        return metrics
 
     def _critic_backward(self, pack: Pack, rows: Tensor, token_count: float) -> dict[str, Tensor]:
         values = self._trainer.response_values(pack)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,11 @@ import torch
 
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.refs import ControlState
+from rlhf_core.engines.memory import memory_errors
 from rlhf_core.engines.protocols import ExperienceTensors, RolloutEvaluation, RolloutTensors
 from rlhf_core.engines.torch_trainer import TorchTrainer
 from rlhf_core.engines.trainer_state import load_trainer, save_trainer
-from rlhf_core.errors import EngineError, OutOfMemory
+from rlhf_core.errors import EngineError
 from rlhf_core.update.ppo import PpoUpdate
 
 
@@ -26,7 +26,7 @@ class InlineWorkers:
         self._trainer: TorchTrainer | None = TorchTrainer(config, device)
 
     def evaluate_rollouts(self, rollouts: RolloutTensors) -> RolloutEvaluation:
-        with _memory_errors("evaluating rollouts"):
+        with memory_errors("evaluating rollouts"):
             return self._rank.evaluate(rollouts)
 
     def update(
@@ -39,7 +39,7 @@ class InlineWorkers:
         seed: int,
     ) -> dict[str, float]:
         trainer = self._rank
-        with _memory_errors("the update"), trainer.training():
+        with memory_errors("the update"), trainer.training():
             return PpoUpdate(trainer, experience, ptx_documents, control, iteration=iteration).run(seed=seed)
 
     def save(self, folder: Path) -> None:
@@ -59,23 +59,3 @@ class InlineWorkers:
         if self._trainer is None:
             raise EngineError("these workers are closed; make new ones and load a checkpoint into them.")
         return self._trainer
-
-
-@contextmanager
-def _memory_errors(work: str) -> Generator[None]:
-    """Turn torch's out-of-memory errors, on GPU and CPU, into ours."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _out_of_memory(work, error) from error
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
-            raise
-        raise _out_of_memory(work, error) from error
-
-
-def _out_of_memory(work: str, error: BaseException) -> OutOfMemory:
-    return OutOfMemory(
-        f"memory ran out in {work}: {error}. Lower ppo.micro_batch_rollouts (the result stays the same) or "
-        "rollout.max_new_tokens, or set model.gradient_checkpointing=true."
-    )
