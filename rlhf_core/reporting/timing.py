@@ -17,7 +17,9 @@ TIMING_FILE = "timing.jsonl"
 def record_timing(
     folder: RunFolder, iteration: int, stage: str, seconds: float, memory: MemoryUse | None = None
 ) -> None:
-    """Add the wall time of one stage, and its memory use where it is known; iteration 0 stands for what precedes the first. Retries add up.
+    """Add the wall time of one stage, and its memory use where it is known.
+
+    Iteration 0 stands for what precedes the first. Retries add up.
 
     Raises:
         DataError: seconds are negative or not finite.

@@ -15,7 +15,7 @@ from rlhf_core.engines.torch_trainer import TorchTrainer
 from rlhf_core.update.ppo import PpoUpdate
 from tests.rlhf_core.engines.trainer_case import CONTROL, CPU, parameters, ppo, random_experience, run_config
 
-ROWS, WIDTH = 64, 60
+ROWS, WIDTH = 256, 60
 
 
 def main(folder: Path, extra_mib: int) -> None:
@@ -25,7 +25,7 @@ def main(folder: Path, extra_mib: int) -> None:
     settings = ppo(actor=optimizer, critic=optimizer, epochs=1, mini_batch_rollouts=ROWS, micro_batch_rollouts=ROWS)
     rollout = {"prompts_per_iteration": ROWS, "max_new_tokens": WIDTH}
     trainer = TorchTrainer(run_config(folder / "model", ppo=settings, rollout=rollout), CPU)
-    trainer.evaluation_batch.size = 4
+    trainer.evaluation_batch.size = 8
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 40, (2, ROWS, WIDTH), generator=draw)
     everywhere = torch.ones(ROWS, WIDTH, dtype=torch.bool)
