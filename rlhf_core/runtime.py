@@ -40,6 +40,7 @@ from rlhf_core.config.run import RunConfig
 from rlhf_core.data.events import read_events, record_event
 from rlhf_core.data.refs import CheckpointRef
 from rlhf_core.data.store import MANIFEST, RunFolder, disk_errors, write_bytes, write_json
+from rlhf_core.engines.memory_use import MemoryWatch, memory_reader
 from rlhf_core.engines.protocols import RolloutEngine, Scorer, WorkerGroup
 from rlhf_core.errors import ConfigError, RunFolderError
 from rlhf_core.models.loading import load_tokenizer
@@ -88,6 +89,11 @@ class Runtime:
                 "compute.device is 'cuda', but torch sees no GPU here. Set compute.device to auto or cpu."
             )
         return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+    @cached_property
+    def memory(self) -> MemoryWatch:
+        """Of this process on its device."""
+        return MemoryWatch(memory_reader(self.device))
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:

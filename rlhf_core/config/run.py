@@ -12,6 +12,7 @@ from rlhf_core.config.base import StrictConfig
 from rlhf_core.config.cluster import ClusterConfig
 from rlhf_core.config.data import DataConfig
 from rlhf_core.config.evaluation import DecisionConfig, EvaluationConfig
+from rlhf_core.config.memory import MemoryConfig
 from rlhf_core.config.models import ComputeConfig, ModelConfig
 from rlhf_core.config.ppo import KlControllerConfig, PPOConfig
 from rlhf_core.config.reward import RewardConfig, RewardModelConfig
@@ -62,6 +63,7 @@ class RunConfig(StrictConfig):
     decisions: DecisionConfig = Field(default_factory=DecisionConfig)
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
     checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    memory: MemoryConfig = Field(default_factory=MemoryConfig)
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
 
     @property

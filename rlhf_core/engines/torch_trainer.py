@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.store import RunFolder
+from rlhf_core.engines.memory import BatchSize, in_batches
 from rlhf_core.engines.optimizer import ScheduledAdamW, ScheduledOptimizer
 from rlhf_core.engines.packing import Pack, pack_rollouts
 from rlhf_core.engines.protocols import RolloutEvaluation, RolloutTensors
@@ -56,6 +57,8 @@ class TorchTrainer:
         self.actor_optimizer, self.critic_optimizer = self._make_optimizers()
         self.value_stats = RunningStats()
         """Of the returns that the critic was trained on; stays empty unless values are normalised (A6)."""
+        self.update_batch, self.evaluation_batch = (BatchSize(config.ppo.micro_batch_rollouts) for _ in range(2))
+        """Rollouts per pass of an update, and of an evaluation, which needs less memory (F4)."""
 
     def _make_optimizers(self) -> tuple[ScheduledOptimizer, ScheduledOptimizer | None]:
         """Of policy and critic."""
@@ -107,7 +110,9 @@ class TorchTrainer:
         results = {name: torch.zeros(mask.shape) for name in ("logprobs", "ref_logprobs", "entropy", "kl", "values")}
         bootstrap = torch.zeros(mask.shape[0])
         on_device = self.placed(rollouts)
-        for rows in torch.arange(mask.shape[0]).split(self.config.ppo.micro_batch_rollouts):
+
+        def evaluate_rows(chosen_rows: range) -> None:
+            rows = torch.arange(chosen_rows.start, chosen_rows.stop)
             pack = pack_rollouts(on_device, rows.to(self.device), with_last=True)
             values = self._values(pack)
             with self._autocast():
@@ -123,6 +128,8 @@ class TorchTrainer:
                 chosen[mask[rows]] = column.float().cpu()
                 result[rows] = chosen
             bootstrap[rows] = values[pack.ends].float().cpu()
+
+        in_batches(len(mask), self.evaluation_batch, evaluate_rows, work="evaluating rollouts")
         return RolloutEvaluation(
             logprobs=results["logprobs"],
             ref_logprobs=results["ref_logprobs"],

@@ -7,8 +7,9 @@ decision (skip, stop) is taken on numbers summed over all ranks, so that ranks c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,7 +29,9 @@ from rlhf_core.numerics.value_loss import clipped_value_loss
 from rlhf_core.numerics.value_normalisation import normalise_returns
 from rlhf_core.update.actor_loss import ActorBatch, actor_loss, actor_loss_settings
 from rlhf_core.update.epoch_stop import epoch_stop_reason, mini_batch_stop_reason
+from rlhf_core.update.micro_batching import accumulate
 from rlhf_core.update.minibatches import mini_batches, share_rows
+from rlhf_core.update.ptx_documents import PtxDocuments, share_documents
 from rlhf_core.update.tally import Tally
 
 _RATIO_TOLERANCE = {"off": 1e-2, "bfloat16": 0.5}
@@ -36,6 +39,10 @@ _RATIO_TOLERANCE = {"off": 1e-2, "bfloat16": 0.5}
 
 
 _MAXIMA = ("update/ratio_max", "update/ratio_first_deviation")
+
+
+_Part = tuple[dict[str, Tensor], float]
+"""A micro-batch's metrics, and what they weigh."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class PpoUpdate:
         self._config: PPOConfig = trainer.config.ppo
         self._mini_batch_rollouts = self._config.mini_batch_in(iteration)
         self._loss_settings = actor_loss_settings(trainer.config, control, trainer.vocab_size)
-        self._documents, self._documents_taken = ptx_documents, 0
+        self._documents = PtxDocuments(ptx_documents, self._config.ptx, control.ptx_coef)
         self._experience = _placed(trainer, experience)
         mask = self._experience.rollouts.response_mask
         if not len(mask) or not bool(mask.any(dim=1).all()):
@@ -90,6 +97,7 @@ class PpoUpdate:
             require_finite(name, getattr(self._experience, name), mask)
         self._lengths: list[int] = (self._experience.rollouts.prompt_mask.sum(dim=1) + mask.sum(dim=1)).tolist()
         self._tally = Tally()
+        self._out_of_memory_before = trainer.update_batch.out_of_memory_count
         self._old_value_stats = trainer.value_stats
         if self._config.critic.normalise_values and trainer.critic is not None:
             trainer.value_stats = trainer.value_stats.including(self._experience.returns, mask)
@@ -114,41 +122,79 @@ class PpoUpdate:
                     break
             epoch += 1
             reason = reason or self._epoch_stop(epoch)
-        return self._tally.metrics(epochs=epoch, stop_reason=reason)
+        batch = self._trainer.update_batch
+        return self._tally.metrics(epochs=epoch, stop_reason=reason) | {
+            "update/micro_batch_rollouts": float(batch.size),
+            "update/out_of_memory_count": float(batch.out_of_memory_count - self._out_of_memory_before),
+        }
 
     def _mini_batch(self, rows: list[int], *, is_first: bool) -> float | None:
         """Step actor, then critic; KL(old‖new) per token before the step, None where the actor's step was refused."""
         token_count = float(self._experience.rollouts.response_mask[rows].sum())
-        micros = self._micro_batches(rows)
-        metrics = self._reduced([
-            (self._actor_backward(micro, token_count=token_count, sequence_count=len(rows)), micro.weight)
-            for micro in micros
-        ])  # fmt: skip
+        documents = self._documents.of_step(self._tally.mini_batches)
+        ptx_tokens = float(sum(len(document) - 1 for document in documents))
+        actor, critic = self._trainer.actor_optimizer, self._trainer.critic_optimizer
+
+        def backward(micro: _MicroBatch) -> _Part:
+            metrics = self._actor_backward(micro, token_count=token_count, sequence_count=len(rows))
+            return metrics, micro.weight
+
+        parts, ptx_parts = self._accumulated(rows, backward, actor, documents=documents, ptx_tokens=ptx_tokens)
+        metrics = self._reduced(parts)
         if is_first:
             self._require_ratio_of_one(metrics["update/ratio_first_deviation"])
-        self._ptx_backward()
-        step = self._step(self._trainer.actor_optimizer, "actor")
+        if ptx_parts:
+            self._tally.add_means(self._reduced(ptx_parts), ptx_tokens)
+        step = self._step(actor, "actor")
         if not step.is_skipped:
             self._tally.add_means(metrics, token_count)
-        critic = self._trainer.critic_optimizer
         if critic is not None:
-            value_metrics = self._reduced(
-                [(self._critic_backward(critic, micro, token_count), micro.weight) for micro in micros]
-            )
+            value = partial(self._critic_backward, critic, token_count=token_count)
+            value_metrics = self._reduced(self._accumulated(rows, value, critic)[0])
             if not self._step(critic, "critic").is_skipped:
                 self._tally.add_means(value_metrics, token_count)
         self._tally.mini_batches += 1
         return None if step.is_skipped else metrics["update/approx_kl_nats"]
 
-    def _micro_batches(self, rows: list[int]) -> list[_MicroBatch]:
+    def _accumulated(
+        self,
+        rows: list[int],
+        backward: Callable[[_MicroBatch], _Part],
+        optimizer: ScheduledOptimizer,
+        *,
+        documents: Sequence[Sequence[int]] = (),
+        ptx_tokens: float = 0.0,
+    ) -> tuple[list[_Part], list[_Part]]:
+        """Gather one model's gradients in micro-batches that fit; the metrics of the rollouts' and of the documents'.
+
+        A try that ran out of memory leaves nothing behind: no gradient, no metric, no count.
+        """
+        batch, micros = self._trainer.update_batch, list[_MicroBatch]()
+
+        def jobs(size: int) -> list[Callable[[], _Part]]:
+            micros[:] = self._micro_batches(rows, size)
+            chunk = max(1, len(documents) * size // batch.configured)
+            general = share_documents(documents, chunk, self._ranks)
+            return [partial(backward, micro) for micro in micros] + [
+                partial(self._ptx_backward, part, weight, ptx_tokens) for part, weight in general
+            ]
+
+        parts = accumulate(
+            jobs, batch, discard=optimizer.discard_gradients, all_reduce=self._ranks.all_reduce, work="the update"
+        )
+        for micro in micros:
+            real = sum(micro.pack.lengths) if micro.weight else 0
+            self._tally.add_tokens(real=real, computed=len(micro.pack.ids))
+        return parts[: len(micros)], parts[len(micros) :]
+
+    def _micro_batches(self, rows: list[int], size: int) -> list[_MicroBatch]:
         """This rank's share of a mini-batch; a rank without rows of its own runs one without weight."""
-        ranks, size = self._ranks, self._config.micro_batch_rollouts
+        ranks = self._ranks
         found: list[_MicroBatch] = []
         for own in share_rows(rows, self._lengths, size, ranks.count)[ranks.number]:
             chosen = torch.tensor(own or rows[:1], device=self._trainer.device)
             pack = pack_rollouts(self._experience.rollouts, chosen)
             found.append(_MicroBatch(pack, chosen, weight=float(len(own) > 0)))
-            self._tally.add_tokens(real=sum(pack.lengths) if own else 0, computed=len(pack.ids))
         return found
 
     def _token_shares(self, micro: Tensor, *, token_count: float, sequence_count: float) -> Tensor:
@@ -173,31 +219,15 @@ class PpoUpdate:
         self._trainer.actor_optimizer.backward(micro.weight * loss)
         return metrics
 
-    def _ptx_backward(self) -> None:
-        """Add the pretraining loss to the actor's gradients in every k-th step (P3)."""
-        ptx = self._config.ptx
-        if not ptx.enabled or not self._control.ptx_coef or self._tally.mini_batches % ptx.every_updates:
-            return
-        taken, count = self._documents_taken, ptx.documents_per_update
-        documents = [document[: ptx.max_tokens] for document in self._documents[taken : taken + count]]
-        if len(documents) < count:
-            raise DataError(
-                f"the update needs {count} pretraining documents from number {taken} on, and got "
-                f"{len(self._documents)} in all. Give more text in data.ptx, or set ppo.ptx.enabled=false."
-            )
-        self._documents_taken += count
-        tokens = float(sum(len(document) - 1 for document in documents))
-        own = documents[self._ranks.number :: self._ranks.count]
-        pack = pack_documents(own or documents[:1], self._trainer.device)
+    def _ptx_backward(self, documents: Sequence[Sequence[int]], weight: float, tokens: float) -> _Part:
+        """Add the documents' pretraining loss to the actor's gradients; `tokens` are those of all documents."""
+        pack = pack_documents(documents, self._trainer.device)
         logprobs, _ = self._trainer.response_logprobs(pack, temperature=1.0)
         loss, metrics = ptx_loss(logprobs, torch.ones_like(logprobs, dtype=torch.bool), tokens)
-        weight = float(len(own) > 0)
         self._trainer.actor_optimizer.backward(weight * self._control.ptx_coef * loss)
-        self._tally.add_means(self._reduced([(metrics, weight)]), tokens)
+        return metrics, weight
 
-    def _critic_backward(
-        self, optimizer: ScheduledOptimizer, micro: _MicroBatch, token_count: float
-    ) -> dict[str, Tensor]:
+    def _critic_backward(self, optimizer: ScheduledOptimizer, micro: _MicroBatch, *, token_count: float) -> _Part:
         rows, values = micro.rows, self._trainer.response_values(micro.pack)
         everywhere = torch.ones_like(values, dtype=torch.bool)
         stats, old_values = self._trainer.value_stats, self._flat("old_values", rows)
@@ -213,7 +243,7 @@ class PpoUpdate:
             token_count=token_count,
         )
         optimizer.backward(micro.weight * loss)
-        return metrics
+        return metrics, micro.weight
 
     def _step(self, optimizer: ScheduledOptimizer, name: str) -> StepResult:
         result = optimizer.step(self._control.learning_rate_factor, self._ranks.all_reduce)
@@ -265,7 +295,7 @@ class PpoUpdate:
         """The rows' response tokens of one tensor, in the order of a pack's targets."""
         return getattr(self._experience, name)[rows][self._experience.rollouts.response_mask[rows]]
 
-    def _reduced(self, parts: list[tuple[dict[str, Tensor], float]]) -> dict[str, float]:
+    def _reduced(self, parts: list[_Part]) -> dict[str, float]:
         """Metrics of all micro-batches (with their weights) and ranks: sums, and the maximum of those no means."""
         columns = {name: torch.stack([weight * part[name] for part, weight in parts]) for name in parts[0][0]}
         maxima = {name: self._ranks.maximum(columns.pop(name).max()) for name in _MAXIMA if name in columns}

@@ -38,7 +38,8 @@ def connect(config: RunConfig) -> None:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = "a local Ray could not be started" if cluster.address is None else f"no Ray at {cluster.address}"
         raise EngineError(
-            f"{where}: {error}. Start one (`ray start --head`) and give cluster.address, or leave it out for a local one."
+            f"{where}: {error}. Start one (`ray start --head`) and give cluster.address, or leave that out: a local "
+            "one is started."
         ) from error
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
-
 from rlhf_core.data.refs import ControlState
+from rlhf_core.engines.memory import memory_errors
 from rlhf_core.engines.prefix_scorer import ModelScorer, model_window
 from rlhf_core.engines.protocols import (
     ExperienceTensors,
@@ -22,7 +20,6 @@ from rlhf_core.engines.protocols import (
 from rlhf_core.engines.torch_trainer import TorchTrainer
 from rlhf_core.engines.trainer_state import load_trainer, save_trainer
 from rlhf_core.engines.transformers_rollout import TransformersRollout
-from rlhf_core.errors import OutOfMemory
 from rlhf_core.models.scoring import micro_inference
 from rlhf_core.numerics.reductions import SOLO, Ranks
 from rlhf_core.update.ppo import PpoUpdate
@@ -87,23 +84,3 @@ class Rank:
     def load(self, folder: Path) -> None:
         """Take the state that any number of ranks wrote."""
         load_trainer(self.trainer, folder, self.ranks)
-
-
-@contextmanager
-def memory_errors(work: str) -> Generator[None]:
-    """Turn torch's out-of-memory errors, on GPU and CPU, into ours."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _out_of_memory(work, error) from error
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
-            raise
-        raise _out_of_memory(work, error) from error
-
-
-def _out_of_memory(work: str, error: BaseException) -> OutOfMemory:
-    return OutOfMemory(
-        f"memory ran out in {work}: {error}. Lower ppo.micro_batch_rollouts (the result stays the same) or "
-        "rollout.max_new_tokens, or set model.gradient_checkpointing=true."
-    )

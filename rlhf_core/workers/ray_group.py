@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -235,4 +236,4 @@ def _typed(error: RayError, ranks: int) -> RlhfError:
 def _split(items: Sequence[Any], parts: int) -> list[list[Any]]:
     """In order, into parts whose sizes differ by at most one."""
     bounds = [len(items) * part // parts for part in range(parts + 1)]
-    return [list(items[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [list(items[start:stop]) for start, stop in pairwise(bounds)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,7 +44,7 @@ def test_ranks_share_each_row_once_in_equally_many_micro_batches_with_balanced_t
     assert len(shares) == ranks
     assert sorted(row for share in shares for batch in share for row in batch) == rows
     assert len({len(share) for share in shares}) == 1, "a rank would wait for the others"
-    assert len(shares[0]) == -(-(-(-len(rows) // ranks)) // size)
+    assert len(shares[0]) == math.ceil(math.ceil(len(rows) / ranks) / size)
     assert all(len(batch) <= size for share in shares for batch in share)
     totals = [sum(lengths[row] for batch in share for row in batch) for share in shares]
     assert max(totals) - min(totals) <= max(lengths)

@@ -56,6 +56,27 @@ def test_memory_that_runs_out_is_a_typed_error_with_advice(model, monkeypatch, e
         workers.evaluate_rollouts(random_rollouts())
 
 
+def test_an_evaluation_that_runs_out_of_memory_goes_on_with_half_and_says_the_same(model, monkeypatch):
+    workers = InlineWorkers(run_config(model), CPU)
+    expected = workers.evaluate_rollouts(random_rollouts())
+    body = workers.trainer.policy.base_model
+    forward, calls = body.forward, []
+
+    def scarce(*args: object, **settings: object) -> object:
+        calls.append(1)
+        if len(calls) == 2:  # after the first batch's rows are there
+            raise torch.OutOfMemoryError("no room")
+        return forward(*args, **settings)
+
+    monkeypatch.setattr(body, "forward", scarce)
+    found = workers.evaluate_rollouts(random_rollouts())
+    assert workers._rank.evaluation_batch.size == 2
+    assert workers._rank.update_batch.size == 4
+    assert len(calls) == 4
+    for name, tensor in vars(expected).items():
+        torch.testing.assert_close(vars(found)[name], tensor, rtol=0, atol=1e-5, msg=name)
+
+
 def test_another_runtime_error_is_passed_on_as_it_is(model, monkeypatch):
     workers = InlineWorkers(run_config(model), CPU)
 
