@@ -1,0 +1,72 @@
+"""Whether a checkpoint's optimizer files belong to its models: names and shapes, from the files' headers (C06)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors import SafetensorError, safe_open
+
+from rlhf_core.data.store import read_json
+from rlhf_core.errors import CheckpointError, DataError
+
+_FORMAT = "torch-trainer-1"
+_MODELS = {"actor_optimizer": "policy", "critic_optimizer": "critic"}
+
+
+def require_matching_optimizers(folder: Path) -> None:
+    """Compare each moment's shape with that of the parameter it belongs to; other engines' formats are theirs to check.
+
+    Raises:
+        CheckpointError: a file is missing or unreadable, a moment is of another model or shape, or moments are missing
+            though the optimizer has taken steps: it would begin anew.
+    """
+    path = folder / "trainer" / "state.json"
+    try:
+        state = read_json(path)
+    except DataError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if state.get("format") != _FORMAT:
+        return
+    for name, facts in state["optimizers"].items():
+        file = folder / "trainer" / f"{name}.safetensors"
+        moments = _shapes(file)
+        if facts["steps"] and not moments:
+            raise CheckpointError(
+                f"{file} holds no moments, but {path.name} says that the optimizer has taken {facts['steps']} steps."
+            )
+        weights = _model_shapes(folder / _MODELS[name])
+        for key, shape in moments.items():
+            parameter, _, moment = key.rpartition("/")
+            expected = () if moment == "step" else _shape_of(parameter, weights)
+            if shape != expected:
+                raise CheckpointError(
+                    f"{file}: {key} has shape {shape}, the {_MODELS[name]} beside it "
+                    f"{'has no such parameter' if expected is None else f'needs {expected}'}. "
+                    "The file is of another model or checkpoint."
+                )
+
+
+def _shape_of(parameter: str, weights: dict[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    """A parameter is called in its file as in the model, or without the names of the modules around it."""
+    while parameter not in weights:
+        _, dot, parameter = parameter.partition(".")
+        if not dot:
+            return None
+    return weights[parameter]
+
+
+def _model_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """All tensors of a model's files, those of sharded models and value heads included."""
+    found: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found |= _shapes(path)
+    return found
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with cast(Any, safe_open(path, framework="pt")) as file:
+            return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 (no mapping)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. Expected a safetensors file.") from error
