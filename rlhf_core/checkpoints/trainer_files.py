@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from rlhf_core.data.store import read_json
 from rlhf_core.errors import CheckpointError, DataError
+from rlhf_core.models.heads import VALUE_HEAD
 
 _FORMAT = "torch-trainer-1"
 _MODELS = {"actor_optimizer": "policy", "critic_optimizer": "critic"}
@@ -38,7 +39,7 @@ def require_matching_optimizers(folder: Path) -> None:
         weights = _model_shapes(folder / _MODELS[name])
         for key, shape in moments.items():
             parameter, _, moment = key.rpartition("/")
-            expected = () if moment == "step" else _shape_of(parameter, weights)
+            expected = () if moment == "step" else weights.get(parameter)
             if shape != expected:
                 raise CheckpointError(
                     f"{file}: {key} has shape {shape}, the {_MODELS[name]} beside it "
@@ -47,21 +48,21 @@ def require_matching_optimizers(folder: Path) -> None:
                 )
 
 
-def _shape_of(parameter: str, weights: dict[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-    """A parameter is called in its file as in the model, or without the names of the modules around it."""
-    while parameter not in weights:
-        _, dot, parameter = parameter.partition(".")
-        if not dot:
-            return None
-    return weights[parameter]
-
-
 def _model_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """All tensors of a model's files, those of sharded models and value heads included."""
+    """Shapes of a model's parameters by their names in the trainer; those of sharded models too."""
     found: dict[str, tuple[int, ...]] = {}
+    is_critic = (folder / VALUE_HEAD).is_file()
     for path in sorted(folder.glob("*.safetensors")):
-        found |= _shapes(path)
+        for name, shape in _shapes(path).items():
+            found[_name_in_trainer(name, is_critic=is_critic, is_head=path.name == VALUE_HEAD)] = shape
     return found
+
+
+def _name_in_trainer(name: str, *, is_critic: bool, is_head: bool) -> str:
+    """A critic's body and heads are saved without the names that they have in it."""
+    if is_head:
+        return name if name.startswith("context.") else f"head.{name}"
+    return f"body.{name}" if is_critic else name
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:

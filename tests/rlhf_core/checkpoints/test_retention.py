@@ -108,7 +108,7 @@ def test_case_C02_best_stays_on_disk_and_best_over_a_resume_with_a_lower_score_a
     assert best is not None and best.step == 1
     require_whole(best.path)
     assert folder.best.resolve() == (best.path / "policy").resolve()
-    assert {path.name for path in folder.checkpoints.glob("step-*")} == {"step-000001", "step-000005"}
+    assert {path.name for path in folder.checkpoints.glob("step-*")} == {"step-000001", "step-000004", "step-000005"}
 
 
 def test_what_is_not_verified_neither_counts_as_the_last_valid_one_nor_is_deleted(tmp_path):
