@@ -35,7 +35,7 @@ from rlhf_core.runtime import Runtime, close_runtime, open_runtime, prepare_run
 def make_model(folder: Path, given: argparse.Namespace) -> None:
     """A random Llama with a small tokenizer."""
     tokenizer = build_tokenizer(["one", "two"])
-    small = llama_config(tokenizer, BaseModelSettings(hidden_size=32, intermediate_size=64, layers=1, heads=2))
+    small = llama_config(BaseModelSettings(hidden_size=32, intermediate_size=64, layers=1, heads=2), tokenizer)
     settings: dict[str, Any] = small.to_dict() | {
         "hidden_size": given.hidden,
         "intermediate_size": given.hidden * 8 // 3,
