@@ -28,8 +28,10 @@ def list_checkpoints(run_folder: RunPath) -> None:
     if not rows:
         print("no checkpoint yet")
         return
-    columns = ("step", "status", "is", "held-out reward", "KL, nats", "MiB", "saved")
-    table = Table(*columns, box=None, pad_edge=False)
+    columns = ("step", "status", "is", "reward", "KL, nats", "MiB", "saved")
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=True)
     for row in rows:
         table.add_row(*_cells(row))
     Console().print(table)

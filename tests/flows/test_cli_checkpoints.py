@@ -29,7 +29,7 @@ def run_folder(saved, tmp_path) -> RunFolder:
 def test_list_verify_rollback_and_export_of_a_whole_run(rlhf, run_folder, tmp_path):
     ended, out, _ = rlhf("checkpoints", "list", run_folder.path)
     lines = out.splitlines()
-    assert ended == 0 and "held-out reward" in lines[0]
+    assert ended == 0 and "KL, nats" in lines[0]
     assert lines[1].split()[:4] == ["0", "promoted", "promoted,", "best"]
     assert lines[2].split()[:3] == ["1", "verified", "current"]
     assert f"1: {run_folder.checkpoints / 'step-000001'}" in lines
