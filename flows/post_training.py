@@ -56,8 +56,9 @@ def train(run: Run, baseline: EvaluationResult) -> None:
     if policy.step:
         tasks.record_metrics(run, policy)  # an interruption may have come between the update and its metrics
     for round_number in tasks.remaining_rounds(run):
-        for iteration in tasks.remaining_iterations(run, round_number):
-            policy = ppo_iteration(run, policy, iteration)
+        while iterations := tasks.remaining_iterations(run, round_number):
+            policy = ppo_iteration(run, policy, iterations[0])
+            policy = tasks.sound_policy(run, policy, wait=len(iterations) == 1)
         decision, policy = benchmark_gate(run, policy, baseline, round_number)
         if decision.kind == "stop":
             return

@@ -6,6 +6,7 @@ from prefect import get_run_logger
 
 from rlhf_core.checkpoints.stage import remaining_iterations as remaining_iterations_of
 from rlhf_core.checkpoints.stage import remaining_rounds as rounds_left
+from rlhf_core.checkpoints.stage import sound_policy as policy_to_go_on_with
 from rlhf_core.checkpoints.stage import start_policy as current_policy
 from rlhf_core.data.refs import CheckpointRef
 from rlhf_core.runtime import open_runtime
@@ -20,6 +21,25 @@ def start_policy(run: Run) -> CheckpointRef:
         policy = current_policy(runtime)
     get_run_logger().info("going on from checkpoint %d", policy.step)
     return policy
+
+
+def sound_policy(run: Run, policy: CheckpointRef, *, wait: bool) -> CheckpointRef:
+    """`policy`, unless a verification in the background has found its checkpoint damaged: then the last sound one.
+
+    Args:
+        run: the run.
+        policy: the checkpoint just saved.
+        wait: for verifications that are still at work, as before a gate.
+    """
+    if open_runtime(run.folder).config.checkpoints.verify != "background":
+        return policy
+    return _settle(run, wait)
+
+
+@stage_task(run_name="verified-policy")
+def _settle(run: Run, wait: bool) -> CheckpointRef:
+    with engines(run, "verify") as runtime:
+        return policy_to_go_on_with(runtime, wait=wait)
 
 
 def remaining_rounds(run: Run) -> list[int]:

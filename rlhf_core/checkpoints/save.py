@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlhf_core import __version__
+from rlhf_core.checkpoints.background import start_verification
 from rlhf_core.checkpoints.manifest import write_manifest
 from rlhf_core.checkpoints.registry import Entry, Registry
-from rlhf_core.checkpoints.verify import STATE, verify_checkpoint
+from rlhf_core.checkpoints.trainer_files import require_matching_optimizers
+from rlhf_core.checkpoints.verify import STATE, verify_content
 from rlhf_core.config.load import config_hash
 from rlhf_core.data.refs import CheckpointRef, ControlState
-from rlhf_core.data.store import stage_folder, write_json
+from rlhf_core.data.store import disk_errors, write_json
 from rlhf_core.engines.protocols import WorkerGroup
 from rlhf_core.runtime import Runtime
 
@@ -25,13 +27,19 @@ def save_checkpoint(
 ) -> CheckpointRef:
     """Write the workers' state to `ref.path`, verify it, register it and make it current.
 
+    With `checkpoints.verify=background` it is registered as saved, and counts when its verification is done. The start
+    of a run is always verified at once, as it is promoted at once.
+
     Raises:
         CheckpointError: what was written does not verify; the previous checkpoint stays current.
         RunLocked: another process has taken over the run.
         RunFolderError: the disk is full or cannot be written.
     """
-    entry = Entry(ref=ref, parent=parent, status="verified", experience_sha256=experience_sha256)
-    with stage_folder(ref.path) as partial:
+    how = "now" if parent is None else runtime.config.checkpoints.verify
+    status = "saved" if how == "background" else "verified"
+    entry = Entry(ref=ref, parent=parent, status=status, experience_sha256=experience_sha256)
+    with disk_errors(ref.path), runtime.lock.staged(ref.path.name) as partial:
+        partial.mkdir()
         workers.save(partial)
         write_json(
             partial / STATE,
@@ -43,11 +51,17 @@ def save_checkpoint(
                 "code_version": __version__,
             },
         )
-        write_manifest(partial)
-        verify_checkpoint(partial, runtime.config.model)
-        runtime.lock.require_ownership()
+        manifest_sha256 = write_manifest(partial)
+        if how == "now":
+            verify_content(partial, runtime.config.model)
+        else:
+            require_matching_optimizers(partial)
+        runtime.lock.commit(partial, ref.path)
     runtime.mark_saved(ref)
-    Registry(runtime.folder).add(entry, keep_last=runtime.config.checkpoints.keep_last)
+    entry = entry.model_copy(update={"manifest_sha256": manifest_sha256})
+    Registry(runtime.folder, runtime.lock).add(entry, keep_last=runtime.config.checkpoints.keep_last)
+    if how == "background":
+        start_verification(ref.path, runtime.config.model, manifest_sha256=manifest_sha256)
     return ref
 
 

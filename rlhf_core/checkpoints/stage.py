@@ -4,29 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlhf_core.checkpoints.background import verdict
 from rlhf_core.checkpoints.registry import Registry
 from rlhf_core.checkpoints.save import new_reference, save_checkpoint
+from rlhf_core.checkpoints.verify import verify_content
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.events import record_event
 from rlhf_core.data.refs import CheckpointRef, ControlState, EvaluationResult
 from rlhf_core.data.store import RunFolder
 from rlhf_core.decisions.records import Decision
+from rlhf_core.errors import CheckpointError
 from rlhf_core.runtime import Runtime
 
 
 def start_policy(runtime: Runtime) -> CheckpointRef:
-    """The policy that the run goes on from: the current checkpoint, or the SFT model saved as step 0."""
-    registry = Registry(runtime.folder)
-    current = registry.usable_current()
+    """The policy that the run goes on from: the current checkpoint, or the SFT model saved as step 0.
+
+    What a run starts from is verified in full, whatever was done when it was saved.
+    """
+    registry = Registry(runtime.folder, runtime.lock)
+    current = registry.usable_current(lambda entry: verify_content(entry.ref.path, runtime.config.model))
     if current is not None:
         return current
     config = runtime.config
     control = ControlState(kl_coef=config.kl.start, ptx_coef=config.ppo.ptx.coef if config.ppo.ptx.enabled else 0.0)
     start = new_reference(runtime, 0, control, {})
     saved = save_checkpoint(runtime, runtime.fresh(), start, parent=None, experience_sha256=None)
-    registry = Registry(runtime.folder)
-    registry.promote(0, None)
+    Registry(runtime.folder, runtime.lock).promote(0, None)
     return saved
+
+
+def sound_policy(runtime: Runtime, *, wait: bool = False) -> CheckpointRef:
+    """The policy to go on with, once the verdicts of verifications in the background are known (F2).
+
+    A checkpoint that was found damaged is marked; if it is the current one, the run goes back to the last sound one,
+    and the iterations after it are done again.
+
+    Args:
+        runtime: of the run.
+        wait: until no verification is at work any more; False takes the verdicts that are there.
+
+    Raises:
+        CheckpointError: none is sound, or a step's checkpoint was damaged again after it had been done anew.
+    """
+    registry, config = Registry(runtime.folder, runtime.lock), runtime.config.model
+    unverified = [(step, entry) for step, entry in registry.state.checkpoints.items() if entry.status == "saved"]
+    for step, entry in sorted(unverified):
+        found = verdict(entry.ref.path, config, manifest_sha256=entry.manifest_sha256, wait=wait)
+        if found is None:
+            continue
+        if found.reason is None:
+            registry.mark_verified(step)
+            continue
+        registry.mark_damaged(step, found.reason)
+        if entry.damaged_before:
+            raise CheckpointError(
+                f"checkpoint {step} was damaged again after it had been done anew ({found.reason}). The disk or the "
+                "memory of this machine is not to be trusted: `rlhf resume` the run on another."
+            )
+    current = registry.state.current
+    if current is not None and registry.state.checkpoints[current.step].status != "damaged":
+        return current
+    return registry.usable_current(lambda entry: verify_content(entry.ref.path, config)) or start_policy(runtime)
 
 
 def remaining_rounds(folder: RunFolder, config: RunConfig) -> Sequence[int]:
@@ -55,9 +94,12 @@ def apply_decision(
     Returns:
         the policy to go on with.
     """
-    registry = Registry(runtime.folder)
+    registry = Registry(runtime.folder, runtime.lock)
     if registry.state.decided_rounds >= round_number:
         return registry.state.current or policy
+    if runtime.config.checkpoints.verify == "background":
+        sound_policy(runtime, wait=True)
+        registry = Registry(runtime.folder, runtime.lock)
     registry.set_score(0, baseline.held_out_reward)
     if decision.promote:
         registry.promote(policy.step, evaluation.held_out_reward)

@@ -20,9 +20,14 @@ from rlhf_core.config.rollout import RolloutConfig
 
 
 class CheckpointConfig(StrictConfig):
-    """Retention (F2)."""
+    """Retention and verification (F2)."""
 
     keep_last: int = Field(default=2, ge=1, description="newest checkpoints kept, beside promoted and best")
+    verify: Literal["now", "background", "hashes"] = Field(
+        default="now",
+        description="now: loaded and asked before it counts; background: in a process of its own while the run goes "
+        "on, and the gate waits for it; hashes: sizes, hashes and shapes alone, the rest when a run starts from it",
+    )
 
 
 class RecoveryConfig(StrictConfig):

@@ -64,6 +64,7 @@ def disk_errors(path: Path) -> Generator[None]:
         advice = {
             errno.ENOSPC: "the disk is full. Free some space, or set `home` to another disk",
             errno.EDQUOT: "the disk quota is used up. Free some space, or set `home` to another disk",
+            errno.EFBIG: "a file would grow larger than allowed. Raise `ulimit -f`, or set `home` to another disk",
             errno.EROFS: "the file system is read-only. Set `home` to a folder that can be written",
             errno.EACCES: "writing is not permitted. Set `home` to a folder that you may write",
             errno.EPERM: "writing is not permitted. Set `home` to a folder that you may write",

@@ -27,7 +27,7 @@ from rlhf_core.numerics.reductions import SOLO, Ranks
 from rlhf_core.numerics.running_stats import RunningStats
 
 _STATE = "state.json"
-_FORMAT = "trainer-2"
+FORMAT = "trainer-2"
 
 
 def save_trainer(trainer: TorchTrainer, folder: Path, ranks: Ranks = SOLO) -> None:
@@ -54,7 +54,7 @@ def save_trainer(trainer: TorchTrainer, folder: Path, ranks: Ranks = SOLO) -> No
     (rank / _other_random_file(ranks.number)).write_text(json.dumps(_other_random_states(), sort_keys=True) + "\n")
     if ranks.number == 0:
         state = {
-            "format": _FORMAT,
+            "format": FORMAT,
             "world_size": ranks.count,
             "optimizers": counters,
             "value_stats": trainer.value_stats.state_dict(),
@@ -127,9 +127,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_state(path: Path) -> dict[str, Any]:
     state = _read_json(path)
-    if state.get("format") != _FORMAT or not isinstance(state.get("world_size"), int):
+    if state.get("format") != FORMAT or not isinstance(state.get("world_size"), int):
         raise CheckpointError(
-            f"{path}: expected format {_FORMAT!r} and a number of ranks, found format {state.get('format')!r} and "
+            f"{path}: expected format {FORMAT!r} and a number of ranks, found format {state.get('format')!r} and "
             f"{state.get('world_size')!r} ranks. Resume with the version of this project that wrote it."
         )
     return state

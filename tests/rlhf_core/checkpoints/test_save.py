@@ -12,21 +12,8 @@ from rlhf_core.checkpoints.save import new_reference, save_checkpoint
 from rlhf_core.checkpoints.stage import start_policy
 from rlhf_core.checkpoints.verify import verify_checkpoint
 from rlhf_core.errors import CheckpointError, RunFolderError, RunLocked
-from rlhf_core.runtime import close_runtime, open_runtime, prepare_run
-from tests.tiny_model import make_tiny_world
+from rlhf_core.runtime import open_runtime, prepare_run
 from tests.tiny_run import tiny_config
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return make_tiny_world(tmp_path_factory.mktemp("world"))
-
-
-@pytest.fixture
-def runtime(world, tmp_path):
-    folder = prepare_run(tiny_config(world, tmp_path), resume=False)
-    yield open_runtime(folder.path)
-    close_runtime(folder.path)
 
 
 def test_the_sft_start_is_saved_verified_and_promoted_once(runtime):

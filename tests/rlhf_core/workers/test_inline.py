@@ -70,8 +70,8 @@ def test_an_evaluation_that_runs_out_of_memory_goes_on_with_half_and_says_the_sa
 
     monkeypatch.setattr(body, "forward", scarce)
     found = workers.evaluate_rollouts(random_rollouts())
-    assert workers._rank.evaluation_batch.size == 2
-    assert workers._rank.update_batch.size == 4
+    assert workers.trainer.evaluation_batch.size == 2
+    assert workers.trainer.update_batch.size == 4
     assert len(calls) == 4
     for name, tensor in vars(expected).items():
         torch.testing.assert_close(vars(found)[name], tensor, rtol=0, atol=1e-5, msg=name)
