@@ -38,7 +38,7 @@ from rlhf_core import __version__
 from rlhf_core.config.load import config_hash, dump_config
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.events import read_events, record_event
-from rlhf_core.data.refs import CheckpointRef
+from rlhf_core.data.refs import CheckpointRef, ControlState
 from rlhf_core.data.store import MANIFEST, RunFolder, disk_errors, write_bytes, write_json
 from rlhf_core.engines.protocols import RolloutEngine, Scorer, WorkerGroup
 from rlhf_core.engines.transformers_rollout import TransformersRollout
@@ -46,6 +46,7 @@ from rlhf_core.errors import ConfigError, RunFolderError
 from rlhf_core.models.loading import load_tokenizer
 from rlhf_core.recovery.changed_settings import accepted_changes
 from rlhf_core.recovery.lock import RunLock, acquire_lock
+from rlhf_core.recovery.plan import Plan
 from rlhf_core.seeding import seed_everything
 from rlhf_core.workers.inline import InlineWorkers
 
@@ -73,6 +74,7 @@ class Runtime:
         self.folder = folder
         self.lock = lock
         self.show_progress = show_progress
+        self.plan = Plan(config)
         self._workers: WorkerGroup | None = None
         self._state: Path | None = None
         self._scorer: Scorer | None = None
@@ -97,13 +99,13 @@ class Runtime:
     def fresh(self) -> WorkerGroup:
         """Workers in the state of the SFT model, before any update."""
         self.drop()
-        self._workers = InlineWorkers(self.config, self.device)
+        self._workers = InlineWorkers(self.plan.config, self.device)
         return self._workers
 
     def at(self, policy: CheckpointRef) -> WorkerGroup:
         """Workers whose state is that of the checkpoint."""
         if self._workers is None:
-            self._workers = InlineWorkers(self.config, self.device)
+            self._workers = InlineWorkers(self.plan.config, self.device)
         if self._state != policy.path:
             self._state = None
             self._workers.load(policy.path)
@@ -143,6 +145,16 @@ class Runtime:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def adopt(self, plan: Plan) -> None:
+        """Go on with a retry's settings; engines built with others are dropped. Stages' keys stay."""
+        if plan.config != self.plan.config:
+            self.drop()
+        self.plan = plan
+
+    def in_force(self, control: ControlState) -> ControlState:
+        """What steers this attempt: the policy's controllers, with the plan's factors."""
+        return self.plan.applied_to(control)
 
     @contextmanager
     def progress(self, description: str, total: int) -> Generator[ProgressBar]:
@@ -184,6 +196,7 @@ def prepare_run(config: RunConfig, *, resume: bool) -> RunFolder:
     if folder.config.exists() and not resume and not _has_results(folder):
         lock = acquire_lock(folder)
         shutil.rmtree(folder.checkpoints, ignore_errors=True)  # the SFT model's copy, maybe of another one
+        folder.ledger.unlink(missing_ok=True)  # attempts with other settings
         _write_settings(folder, config)
         lock.release()
         return folder

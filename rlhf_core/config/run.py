@@ -9,10 +9,12 @@ from pydantic import Field, model_validator
 
 from rlhf_core.config.algorithm import AlgorithmConfig
 from rlhf_core.config.base import StrictConfig
+from rlhf_core.config.cluster import ClusterConfig
 from rlhf_core.config.data import DataConfig
 from rlhf_core.config.evaluation import DecisionConfig, EvaluationConfig
 from rlhf_core.config.models import ComputeConfig, ModelConfig
 from rlhf_core.config.ppo import KlControllerConfig, PPOConfig
+from rlhf_core.config.recovery import RecoveryConfig
 from rlhf_core.config.reward import RewardConfig, RewardModelConfig
 from rlhf_core.config.rollout import RolloutConfig
 
@@ -21,13 +23,6 @@ class CheckpointConfig(StrictConfig):
     """Retention (F2)."""
 
     keep_last: int = Field(default=2, ge=1, description="newest checkpoints kept, beside promoted and best")
-
-
-class RecoveryConfig(StrictConfig):
-    """Retries of a task after a transient error (F3)."""
-
-    retries: int = Field(default=2, ge=0, le=10)
-    delays_seconds: tuple[float, ...] = Field(default=(2.0, 10.0), min_length=1)
 
 
 class ValidationConfig(StrictConfig):
@@ -50,6 +45,7 @@ class RunConfig(StrictConfig):
     data: DataConfig
     model: ModelConfig
     compute: ComputeConfig = Field(default_factory=ComputeConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
     reward_model: RewardModelConfig = Field(default_factory=RewardModelConfig)
