@@ -99,12 +99,12 @@ def engines(run: Run, stage: str, iteration: int = 0) -> Generator[Runtime]:
 def on_failure(run: Run, failed: Attempt) -> None:
     """Tell people about one failed attempt; `failed` says where, why, and whether a retry follows."""
     if failed.gave_up:
-        what = "no further attempt is allowed."
+        what = "No further attempt is allowed."
     elif failed.is_retryable_failure:
-        what = "the engines are built anew for the next attempt."
+        what = "The engines are built anew for the next attempt."
     else:
-        what = "no retry can heal it."
-    get_run_logger().warning("%s failed (%s): %s; %s", describe(failed), failed.error_class, failed.message, what)
+        what = "No retry can heal it."
+    get_run_logger().warning("%s failed (%s): %s %s", describe(failed), failed.error_class, failed.message, what)
     if task_run.id is not None:  # outside a task's run nobody looks
         publish_attempts(run)
 

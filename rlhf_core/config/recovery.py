@@ -11,7 +11,7 @@ class RecoveryConfig(StrictConfig):
     """Retries of a stage after a transient error; the later ones with gentler settings."""
 
     retries: int = Field(
-        default=3, ge=0, le=10, description="of one stage at one step, over all processes; then failed"
+        default=3, ge=0, le=10, description="of one stage at one step, over all processes; then the run fails"
     )
     delays_seconds: tuple[float, ...] = Field(
         default=(2.0, 10.0, 30.0), min_length=1, description="before each retry; the last one repeats"
