@@ -87,7 +87,8 @@ def engines(run: Run, stage: str, iteration: int = 0) -> Generator[Runtime]:
     try:
         yield runtime
     except Exception as error:
-        on_failure(run, _failed(runtime, attempt, error, is_last_attempt=is_last_attempt))
+        failed = _failed(runtime, attempt, error, is_last_attempt=is_last_attempt)
+        on_failure(run, failed, _following(runtime, failed))
         raise
     except BaseException:  # a person or the scheduler stopped it in order: the process was not lost
         end_attempt(runtime.folder, attempt, "interrupted")
@@ -96,15 +97,11 @@ def engines(run: Run, stage: str, iteration: int = 0) -> Generator[Runtime]:
     record_timing(runtime.folder, iteration, stage, time.perf_counter() - started)
 
 
-def on_failure(run: Run, failed: Attempt) -> None:
-    """Tell people about one failed attempt; `failed` says where, why, and whether a retry follows."""
-    if failed.gave_up:
-        what = "No further attempt is allowed."
-    elif failed.is_retryable_failure:
-        what = "The engines are built anew for the next attempt."
-    else:
-        what = "No retry can heal it."
-    get_run_logger().warning("%s failed (%s): %s %s", describe(failed), failed.error_class, failed.message, what)
+def on_failure(run: Run, failed: Attempt, following: str) -> None:
+    """Tell people about one failed attempt: where, why, and in `following` what is done about it."""
+    get_run_logger().warning(
+        "%s failed (%s): %s Next: %s.", describe(failed), failed.error_class, failed.message, following
+    )
     if task_run.id is not None:  # outside a task's run nobody looks
         publish_attempts(run)
 
@@ -161,3 +158,13 @@ def _failed(runtime: Runtime, attempt: Attempt, error: Exception, *, is_last_att
         taken = steps_taken(read_attempts(folder), failed)
         record_event(folder, "gave_up", f"{describe(attempt)} is given up; {taken}. {failed.message}", **place)
     return failed
+
+
+def _following(runtime: Runtime, failed: Attempt) -> str:
+    """What comes after a failed attempt, in words."""
+    if failed.gave_up:
+        return "no further attempt is allowed"
+    if not failed.is_retryable_failure:
+        return "no retry can heal it"
+    ledger = read_attempts(runtime.folder)
+    return plan(runtime.config, ledger, stage=failed.stage, iteration=failed.iteration).words

@@ -15,6 +15,7 @@ from rlhf_core.errors import DataError, EngineError, NumericsError, OutOfMemory,
 from rlhf_core.recovery.ledger import read_attempts, start_attempt
 from rlhf_core.recovery.plan import Plan
 from rlhf_core.runtime import close_runtime
+from tasks import retrying
 from tasks.retrying import engines, is_transient, note_lost_attempts
 from tasks.run import Run
 from tests.tasks.open_run import open_run
@@ -81,6 +82,24 @@ def test_the_settings_of_the_plan_are_in_force_and_those_of_the_run_stay(tmp_pat
         kinds = [event["kind"] for event in read_events(runtime.folder)]
         assert kinds == [*["attempt_failed", "retry"] * 3, "attempt_failed", "gave_up"]
         assert "learning rates × 0.5, β × 2" in read_events(runtime.folder)[-1]["message"]
+
+
+@pytest.mark.parametrize(
+    ("retries", "error", "expected"),
+    [
+        (1, EngineError("it broke."), ["retry step 1: the same settings", "no further attempt is allowed"]),
+        (3, EngineError("it broke."), ["retry step 1: the same settings", "retry step 2: learning rates × 0.5"]),
+        (3, DataError("no rows."), ["no retry can heal it", "no retry can heal it"]),
+    ],
+)
+def test_people_are_told_of_each_failure_and_what_follows(tmp_path, monkeypatch, retries, error, expected):
+    told: list[tuple[int, str]] = []
+    monkeypatch.setattr(retrying, "on_failure", lambda run, failed, following: told.append((failed.attempt, following)))
+    with open_run(tmp_path, recovery={"retries": retries}) as (run, _), disable_run_logger():
+        for _ in expected:
+            fail(run, error)
+    assert [number for number, _ in told] == [1, 2]
+    assert all(found.startswith(words) for (_, found), words in zip(told, expected, strict=True))
 
 
 def test_engines_built_with_other_settings_are_dropped(tmp_path):
