@@ -66,7 +66,7 @@ def stage_task(*, run_name: str) -> Callable[[Callable[Concatenate[Run, P], R]],
             configured = stage.with_options(
                 retries=run.recovery.retries,
                 retry_delay_seconds=list(run.recovery.delays_seconds),
-                retry_jitter_factor=run.recovery.delay_jitter or None,
+                retry_jitter_factor=run.recovery.delay_jitter,
             )
             return configured(run, *args, **kwargs)
 

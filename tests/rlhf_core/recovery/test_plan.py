@@ -129,6 +129,7 @@ def test_the_third_step_asks_for_one_notch_less_memory(cluster, expected):
         # Giving up ends it: who resumes has mended the cause.
         ([NAN, NAN, NAN, NAN + "!"], 3, 0, {}),
         ([NAN, NAN, NAN, NAN + "!", NAN], 3, 1, {}),
+        ([NAN, NAN, "ok", ("ok", 4), (NAN + "!", 6)], 6, 0, {}),
         # What failed before the first iteration says nothing of training.
         ([(NAN, 0, "reward baseline"), (NAN, 0, "reward baseline"), NAN], 3, 1, {}),
     ],
