@@ -38,10 +38,9 @@ from rlhf_core import __version__
 from rlhf_core.config.load import config_hash, dump_config
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.events import read_events, record_event
-from rlhf_core.data.refs import CheckpointRef, ControlState
+from rlhf_core.data.refs import CheckpointRef
 from rlhf_core.data.store import MANIFEST, RunFolder, disk_errors, write_bytes, write_json
 from rlhf_core.engines.protocols import RolloutEngine, Scorer, WorkerGroup
-from rlhf_core.engines.transformers_rollout import TransformersRollout
 from rlhf_core.errors import ConfigError, RunFolderError
 from rlhf_core.models.loading import load_tokenizer
 from rlhf_core.recovery.changed_settings import accepted_changes
@@ -99,18 +98,26 @@ class Runtime:
     def fresh(self) -> WorkerGroup:
         """Workers in the state of the SFT model, before any update."""
         self.drop()
-        self._workers = InlineWorkers(self.plan.config, self.device)
+        self._workers = self._new_workers()
         return self._workers
 
     def at(self, policy: CheckpointRef) -> WorkerGroup:
         """Workers whose state is that of the checkpoint."""
         if self._workers is None:
-            self._workers = InlineWorkers(self.plan.config, self.device)
+            self._workers = self._new_workers()
         if self._state != policy.path:
             self._state = None
             self._workers.load(policy.path)
             self._state = policy.path
         return self._workers
+
+    def _new_workers(self) -> WorkerGroup:
+        """The trainer's ranks as `cluster` has them, in the state of the SFT model."""
+        if self.plan.config.cluster.engine == "inline":
+            return InlineWorkers(self.plan.config, self.device)
+        from rlhf_core.workers.ray_group import RayWorkers  # imports Ray, which inline runs need not have
+
+        return RayWorkers(self.plan.config)
 
     def for_update(self, policy: CheckpointRef) -> WorkerGroup:
         """Workers at the checkpoint, about to change; a failure on the way makes the next use load them again."""
@@ -124,10 +131,7 @@ class Runtime:
 
     def rollout_engine(self, policy: CheckpointRef) -> RolloutEngine:
         """An engine that samples from the checkpoint's policy."""
-        model = self.at(policy).policy_model()
-        return TransformersRollout(
-            model, self.tokenizer, batch_size=self.config.rollout.batch_size, autocast=self.config.model.autocast
-        )
+        return self.at(policy)
 
     def scorer(self) -> Scorer:
         """The accepted reward model, or the configured callable."""
@@ -151,10 +155,6 @@ class Runtime:
         if plan.config != self.plan.config:
             self.drop()
         self.plan = plan
-
-    def in_force(self, control: ControlState) -> ControlState:
-        """What steers this attempt: the policy's controllers, with the plan's factors."""
-        return self.plan.applied_to(control)
 
     @contextmanager
     def progress(self, description: str, total: int) -> Generator[ProgressBar]:

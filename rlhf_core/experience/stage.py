@@ -42,7 +42,7 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iter
         DataError: a row's engine log-probs do not fit its tokens.
         NumericsError: a model's output or a score is NaN or infinite.
     """
-    config, kl_coef = runtime.config, runtime.in_force(policy.control).kl_coef
+    config, kl_coef = runtime.config, runtime.plan.applied_to(policy.control).kl_coef
     final = runtime.folder.iteration(iteration) / "experience"
     key = StageKey(
         stage="experience",

@@ -72,7 +72,7 @@ def test_the_settings_of_the_plan_are_in_force_and_those_of_the_run_stay(tmp_pat
         seen: list[tuple[int, float, bool]] = []
         for _ in range(4):
             with pytest.raises(NumericsError), engines(run, "update", 3):
-                settings, steered = runtime.plan.config, runtime.in_force(control)
+                settings, steered = runtime.plan.config, runtime.plan.applied_to(control)
                 assert (steered.kl_coef == 0.2) == (steered.learning_rate_factor == 0.5)
                 micro, is_saving = settings.ppo.micro_batch_rollouts, settings.model.gradient_checkpointing
                 seen.append((micro, steered.learning_rate_factor, is_saving))
