@@ -61,7 +61,8 @@ def run(
 def resume(run_folder: RunPath, overrides: Overrides = None) -> None:
     """Go on with an interrupted run; finished stages are not done twice.
 
-    Its settings stay, but for reward_model.gate.* after the gate refused the reward model: it is judged anew.
+    Its settings stay, but for recovery.*, and reward_model.gate.* after the gate refused the reward model: it is
+    judged anew.
     """
     from rlhf_core.runtime import stored_config
 

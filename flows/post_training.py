@@ -15,6 +15,7 @@ from flows.preflight import preflight
 from flows.reward_model import reward_model
 from flows.sft_baseline import sft_baseline
 from rlhf_core.data.refs import EvaluationResult
+from rlhf_core.errors import CheckpointError
 from tasks.run import Run, RunOutcome
 
 
@@ -51,6 +52,15 @@ def post_training(
 
 
 def train(run: Run, baseline: EvaluationResult) -> None:
+    """Train to the end; where a checkpoint turns out damaged, go on from the last whole one before it."""
+    while True:
+        try:
+            return train_from_current(run, baseline)
+        except CheckpointError as error:
+            tasks.fall_back(run, error)
+
+
+def train_from_current(run: Run, baseline: EvaluationResult) -> None:
     """Rounds of iterations and a gate each, until they are done or a decision says stop."""
     policy = tasks.start_policy(run)
     if policy.step:

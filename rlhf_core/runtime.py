@@ -46,6 +46,7 @@ from rlhf_core.errors import ConfigError, RunFolderError
 from rlhf_core.models.loading import load_tokenizer
 from rlhf_core.recovery.changed_settings import accepted_changes
 from rlhf_core.recovery.lock import RunLock, acquire_lock
+from rlhf_core.recovery.plan import Plan
 from rlhf_core.seeding import seed_everything
 from rlhf_core.workers.inline import InlineWorkers
 
@@ -73,6 +74,7 @@ class Runtime:
         self.folder = folder
         self.lock = lock
         self.show_progress = show_progress
+        self.plan = Plan(config)
         self._workers: WorkerGroup | None = None
         self._state: Path | None = None
         self._scorer: Scorer | None = None
@@ -117,11 +119,11 @@ class Runtime:
 
     def _new_workers(self) -> WorkerGroup:
         """The trainer's ranks as `cluster` has them, in the state of the SFT model."""
-        if self.config.cluster.engine == "inline":
-            return InlineWorkers(self.config, self.device)
+        if self.plan.config.cluster.engine == "inline":
+            return InlineWorkers(self.plan.config, self.device)
         from rlhf_core.workers.ray_group import RayWorkers  # imports Ray, which inline runs need not have
 
-        return RayWorkers(self.config)
+        return RayWorkers(self.plan.config)
 
     def for_update(self, policy: CheckpointRef) -> WorkerGroup:
         """Workers at the checkpoint, about to change; a failure on the way makes the next use load them again."""
@@ -154,6 +156,12 @@ class Runtime:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
+    def adopt(self, plan: Plan) -> None:
+        """Go on with a retry's settings; engines built with others are dropped. Stages' keys stay."""
+        if plan.config != self.plan.config:
+            self.drop()
+        self.plan = plan
+
     @contextmanager
     def progress(self, description: str, total: int) -> Generator[ProgressBar]:
         """A progress bar on stderr; silent when the output is no terminal."""
@@ -171,7 +179,12 @@ class Runtime:
             yield ProgressBar(bars, bars.add_task(description, total=total))
 
     def close(self) -> None:
+        """Release engines and lock; a local Ray ends."""
         self.drop()
+        if self.config.cluster.engine == "ray":
+            from rlhf_core.workers.local_ray import disconnect
+
+            disconnect()
         self.lock.release()
 
 
@@ -194,6 +207,7 @@ def prepare_run(config: RunConfig, *, resume: bool) -> RunFolder:
     if folder.config.exists() and not resume and not _has_results(folder):
         lock = acquire_lock(folder)
         shutil.rmtree(folder.checkpoints, ignore_errors=True)  # the SFT model's copy, maybe of another one
+        folder.ledger.unlink(missing_ok=True)  # attempts with other settings
         _write_settings(folder, config)
         lock.release()
         return folder

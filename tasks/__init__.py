@@ -11,7 +11,7 @@ from tasks.reward_model import train_and_validate_reward_model
 from tasks.rollouts import generate_rollouts
 from tasks.run import Run
 from tasks.scoring import score_rollouts
-from tasks.standing import remaining_iterations, remaining_rounds, sound_policy, start_policy
+from tasks.standing import fall_back, remaining_iterations, remaining_rounds, sound_policy, start_policy
 from tasks.update import update_policy
 from tasks.validation import validate_rollouts
 
@@ -26,6 +26,7 @@ __all__ = [
     "evaluate_abilities",
     "evaluate_baseline",
     "evaluate_policy",
+    "fall_back",
     "generate_rollouts",
     "open_run",
     "prepare_data",

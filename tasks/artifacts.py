@@ -24,6 +24,7 @@ from prefect.artifacts import (
 from rlhf_core.data.events import read_events
 from rlhf_core.data.refs import EvaluationResult
 from rlhf_core.data.store import RunFolder
+from rlhf_core.recovery.ledger import Attempt, notable, read_attempts
 from tasks.run import Run
 
 P = ParamSpec("P")
@@ -102,6 +103,29 @@ def gate_rows(evaluation: EvaluationResult) -> list[dict[str, Any]]:
 
 def _row(measure: str, value: float, *, interval: str = "", drop: str = "", items: str = "") -> dict[str, Any]:
     return {"measure": measure, "value": round(value, 4), "interval": interval, "drop": drop, "items": items}
+
+
+@telemetry
+def publish_attempts(run: Run) -> None:
+    """The attempts that failed, were lost or had other settings: the timeline shows three attempts as one bar."""
+    create_table_artifact(
+        table=[attempt_row(one) for one in notable(read_attempts(RunFolder(run.folder)))],
+        key=artifact_key(run.name, "attempts"),
+        description=f"attempts of run {run.name} that failed, were lost or had other settings",
+    )
+
+
+def attempt_row(attempt: Attempt) -> dict[str, Any]:
+    """One attempt for people."""
+    return {
+        "attempt": attempt.attempt,
+        "stage": attempt.stage,
+        "iteration": attempt.iteration or "",
+        "outcome": attempt.outcome or "running",
+        "class": (attempt.error_class or "").replace("_", " "),
+        "settings": attempt.words,
+        "message": attempt.message,
+    }
 
 
 @telemetry

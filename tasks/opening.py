@@ -18,6 +18,7 @@ from rlhf_core.errors import ConfigError
 from rlhf_core.quickstart.resolve import cache_folder, needs_quickstart_world, resolve
 from rlhf_core.runtime import close_runtime, open_runtime, prepare_run
 from tasks.report import record_failure, report_failure
+from tasks.retrying import note_lost_attempts
 from tasks.run import Run
 
 
@@ -70,6 +71,7 @@ def open_run(settings: RunConfig, resume: bool) -> Run:
 def closed_at_the_end(run: Run) -> Generator[None]:
     """Free the engines and the lock, however the run ends; a run that fails leaves its report too."""
     try:
+        note_lost_attempts(run)
         yield
     except Exception as error:
         record_failure(run, error)

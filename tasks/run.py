@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlhf_core.config.run import RecoveryConfig, RunConfig
+from rlhf_core.config.recovery import RecoveryConfig
+from rlhf_core.config.run import RunConfig
 from rlhf_core.data.refs import Ref
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from prefect import get_run_logger
 
+from rlhf_core.checkpoints.registry import Registry
 from rlhf_core.checkpoints.stage import remaining_iterations as remaining_iterations_of
 from rlhf_core.checkpoints.stage import remaining_rounds as rounds_left
 from rlhf_core.checkpoints.stage import sound_policy as policy_to_go_on_with
 from rlhf_core.checkpoints.stage import start_policy as current_policy
 from rlhf_core.data.refs import CheckpointRef
+from rlhf_core.errors import CheckpointError
 from rlhf_core.runtime import open_runtime
 from tasks.retrying import engines, stage_task
 from tasks.run import Run
@@ -40,6 +42,21 @@ def sound_policy(run: Run, policy: CheckpointRef, *, wait: bool) -> CheckpointRe
 def _settle(run: Run, wait: bool) -> CheckpointRef:
     with engines(run, "verify") as runtime:
         return policy_to_go_on_with(runtime, wait=wait)
+
+
+def fall_back(run: Run, error: CheckpointError) -> None:
+    """Make the last whole checkpoint current after one turned out damaged.
+
+    Raises:
+        CheckpointError: `error`, where the current checkpoint is whole; another, where none is.
+    """
+    runtime = open_runtime(run.folder)
+    registry = Registry(runtime.folder, runtime.lock)
+    damaged = registry.state.current
+    if registry.usable_current() == damaged:
+        raise error
+    runtime.drop()
+    get_run_logger().warning("%s The run goes back to the last whole checkpoint.", error)
 
 
 def remaining_rounds(run: Run) -> list[int]:

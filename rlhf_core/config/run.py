@@ -15,6 +15,7 @@ from rlhf_core.config.evaluation import DecisionConfig, EvaluationConfig
 from rlhf_core.config.memory import MemoryConfig
 from rlhf_core.config.models import ComputeConfig, ModelConfig
 from rlhf_core.config.ppo import KlControllerConfig, PPOConfig
+from rlhf_core.config.recovery import RecoveryConfig
 from rlhf_core.config.reward import RewardConfig, RewardModelConfig
 from rlhf_core.config.rollout import RolloutConfig
 
@@ -28,13 +29,6 @@ class CheckpointConfig(StrictConfig):
         description="now: loaded and asked before it counts; background: in a process of its own while the run goes "
         "on, and the gate waits for it; hashes: sizes, hashes and shapes alone, the rest when a run starts from it",
     )
-
-
-class RecoveryConfig(StrictConfig):
-    """Retries of a task after a transient error (F3)."""
-
-    retries: int = Field(default=2, ge=0, le=10)
-    delays_seconds: tuple[float, ...] = Field(default=(2.0, 10.0), min_length=1)
 
 
 class ValidationConfig(StrictConfig):

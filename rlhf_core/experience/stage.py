@@ -42,13 +42,13 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iter
         DataError: a row's engine log-probs do not fit its tokens.
         NumericsError: a model's output or a score is NaN or infinite.
     """
-    config = runtime.config
+    config, kl_coef = runtime.config, runtime.plan.applied_to(policy.control).kl_coef
     final = runtime.folder.iteration(iteration) / "experience"
     key = StageKey(
         stage="experience",
         inputs={"validated": validated.sha256, "policy": policy.path.name},
         settings=[
-            policy.control.kl_coef,
+            kl_coef,
             *(part.model_dump(mode="json") for part in (config.algorithm, config.ppo, config.reward)),
         ],
     )
@@ -61,7 +61,7 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, validated: StageRef, iter
         evaluation,
         judgement(frame["reward"].tolist(), frame["ending"].tolist(), frame["prompt_id"].tolist()),
         rollouts.response_mask,
-        Estimation(kl_coef=policy.control.kl_coef, iteration=iteration, config=config),
+        Estimation(kl_coef=kl_coef, iteration=iteration, config=config),
     )
     engine_logprobs = _engine_logprobs(frame, rollouts.response_mask)
     is_explored = config.rollout.exploration.noise_std_at(iteration) > 0

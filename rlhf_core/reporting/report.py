@@ -97,6 +97,7 @@ def _sections(run: RunRecord) -> dict[str, Any]:
     return {
         "gates": [(gate, tables.gate_table(run, gate)) for gate in run.gates],
         "events": tables.event_table(run.events),
+        "attempts": tables.attempt_table(run.attempts),
         "reward_model": reward_model_section(run.reward_model),
         "data_facts": data_facts(run.folder),
         "quarantine": quarantine_sentence(run.metrics),
@@ -136,6 +137,7 @@ def _places(folder: RunFolder) -> Iterable[tuple[str, str]]:
         ("gates: evaluations and decisions", folder.path / "rounds"),
         ("baseline evaluation", folder.baseline),
         ("events", folder.events),
+        ("every attempt at every stage", folder.ledger),
         ("the whole configuration", folder.config),
     )
     for what, path in places:

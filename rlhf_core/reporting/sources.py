@@ -22,6 +22,7 @@ from rlhf_core.data.reward_model_record import RewardModelRecord, load_reward_mo
 from rlhf_core.data.store import RunFolder, read_json
 from rlhf_core.decisions.decide import is_real_drop
 from rlhf_core.errors import DataError
+from rlhf_core.recovery.ledger import Attempt, read_attempts
 from rlhf_core.reporting.timing import time_by_stage
 
 EVALUATION_FILE = "evaluation.json"
@@ -62,6 +63,7 @@ class RunRecord:
     gates: tuple[Gate, ...]
     reward_model: RewardModelRecord | None
     registry: RegistryState
+    attempts: tuple[Attempt, ...]
 
     @property
     def name(self) -> str:
@@ -142,6 +144,7 @@ def load_run(folder: RunFolder) -> RunRecord:
         gates=_gates(folder),
         reward_model=load_reward_model_record(folder.reward_model),
         registry=_registry(folder.checkpoints / "REGISTRY.json"),
+        attempts=read_attempts(folder),
     )
 
 

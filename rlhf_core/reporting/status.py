@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_core.data.store import RunFolder
+from rlhf_core.recovery.ledger import Attempt, describe
 from rlhf_core.reporting.sources import RunRecord, RunState, load_run
 
 SHOWN_EVENTS = 5
@@ -20,6 +23,7 @@ _STATE_STYLES: dict[RunState, str] = {
     "stopped": "yellow",
     "finished": "green",
 }
+_FAULTS = {"error": "failed", "lost": "lost with their process", "interrupted": "interrupted"}
 _ITERATION_PARTS = ("rollouts", "scored", "validated", "experience")
 
 
@@ -40,6 +44,7 @@ class RunStatus:
     last_decision: str | None
     promoted: tuple[int, ...]
     best: int | None
+    attempts: str
     events: tuple[str, ...]
 
 
@@ -65,8 +70,19 @@ def run_status(folder: RunFolder) -> RunStatus:
         last_decision=": ".join([decision.kind.replace("_", " "), *decision.reasons[:1]]) if decision else None,
         promoted=tuple(sorted(n for n, entry in run.registry.checkpoints.items() if entry.status == "promoted")),
         best=run.best_step,
+        attempts=attempts_in_words(run.attempts),
         events=tuple(f"{event['kind']}: {event['message']}" for event in run.events[-SHOWN_EVENTS:]),
     )
+
+
+def attempts_in_words(attempts: Sequence[Attempt]) -> str:
+    """How often it went wrong, and with which settings the last attempt was made."""
+    counts = Counter(one.outcome for one in attempts)
+    faults = [f"{counts[outcome]} {word}" for outcome, word in _FAULTS.items() if counts[outcome]]
+    words = f"{len(attempts)}, {', '.join(faults) or 'none failed'}"
+    if attempts and attempts[-1].words:
+        words += f"; last: {describe(attempts[-1])}, {attempts[-1].words}"
+    return words
 
 
 def last_stage(run: RunRecord) -> str:
@@ -108,6 +124,7 @@ def _lines(status: RunStatus) -> list[tuple[str, Text]]:
         ("β, γ", Text(f"{_number(status.kl_coef)}, {_number(status.ptx_coef)}")),
         ("last decision", Text(status.last_decision or "none yet")),
         ("checkpoints", Text(promoted)),
+        ("attempts", Text(status.attempts)),
     ]
     lines += [("last events" if not index else "", Text(event)) for index, event in enumerate(status.events)]
     return [*lines, ("folder", Text(str(status.path)))]

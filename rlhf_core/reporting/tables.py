@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from rlhf_core.data.refs import BenchmarkScore, EvaluationResult
+from rlhf_core.recovery.ledger import Attempt, notable
 from rlhf_core.reporting.headline import Tone
 from rlhf_core.reporting.sources import Gate, RunRecord
 
@@ -106,6 +107,24 @@ def event_table(events: Iterable[Mapping[str, Any]]) -> Table:
         for event in events
     ]
     return table(("time (UTC)", "iteration", "round", "kind", "what happened"), rows, (1, 2))
+
+
+def attempt_table(attempts: Sequence[Attempt]) -> Table:
+    """Attempts that did not end well, and those that retried something."""
+    tones: dict[str | None, Tone] = {"ok": "good", "error": "bad", "lost": "warn", "interrupted": "warn"}
+    rows = [
+        (
+            str(one.attempt),
+            one.stage,
+            number(one.iteration or None),
+            Cell(one.outcome or "running", tones.get(one.outcome, "plain")),
+            (one.error_class or "").replace("_", " "),
+            one.words or "the run's own settings",
+            one.message,
+        )
+        for one in notable(attempts)
+    ]
+    return table(("attempt", "stage", "iteration", "outcome", "class", "settings", "what went wrong"), rows, (0, 2))
 
 
 def time_table(stages: pd.DataFrame) -> Table:

@@ -46,7 +46,9 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, experience: StageRef, ite
     documents = _documents(config, runtime.folder, policy.control, iteration)
     workers = runtime.for_update(policy)
     seed = derive_seed(config.seed, "update", iteration)
-    metrics = workers.update(tensors, documents, policy.control, iteration=iteration, seed=seed)
+    metrics = workers.update(
+        tensors, documents, runtime.plan.applied_to(policy.control), iteration=iteration, seed=seed
+    )
     kl_nats = experience.metrics["experience/kl_exact_nats"]
     control = next_control(policy.control, config.kl, kl_nats, rollouts=experience.rows)
     control = memory_answer(runtime, control, iteration)

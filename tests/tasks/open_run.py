@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rlhf_core.config.run import RunConfig
 from rlhf_core.runtime import Runtime, close_runtime, open_runtime, prepare_run
@@ -13,7 +14,7 @@ from tests.tiny_model import make_tiny_model
 
 
 @contextmanager
-def open_run(home: Path) -> Generator[tuple[Run, Runtime]]:
+def open_run(home: Path, **sections: Any) -> Generator[tuple[Run, Runtime]]:
     """A new run that scores by a callable."""
     config = RunConfig.model_validate(
         {
@@ -25,6 +26,7 @@ def open_run(home: Path) -> Generator[tuple[Run, Runtime]]:
             "reward": {"scorer": "callable", "callable": {"path": "tests.flows.tiny_run:prefer_short"}},
             "ppo": {"ptx": {"enabled": False}},
         }
+        | sections
     )
     folder = prepare_run(config, resume=False)
     try:

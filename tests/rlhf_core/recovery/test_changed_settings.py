@@ -1,4 +1,4 @@
-"""A run's settings stay; only the gate that refused its reward model may change."""
+"""A run's settings stay; only recovery and the gate that refused its reward model may change."""
 
 from __future__ import annotations
 
@@ -61,6 +61,13 @@ def test_an_accepted_models_gate_stays(tmp_path):
     judge(folder)
     with pytest.raises(RunFolderError, match=r"has been accepted.*\(reward_model\.gate\.min_accuracy\)"):
         accepted_changes(folder, config(), config(**gate(min_accuracy=0.9)))
+
+
+def test_how_a_run_recovers_may_change_at_any_time(tmp_path):
+    folder = RunFolder(tmp_path)
+    judge(folder)
+    found = accepted_changes(folder, config(), config(recovery={"max_lost": 12}))
+    assert found == {"recovery.max_lost": (5, 12)}
 
 
 @pytest.mark.parametrize(

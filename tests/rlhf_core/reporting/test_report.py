@@ -11,7 +11,8 @@ import pytest
 
 from rlhf_core.data.events import record_event
 from rlhf_core.data.store import RunFolder
-from rlhf_core.errors import DataError
+from rlhf_core.errors import DataError, OutOfMemory
+from rlhf_core.recovery.ledger import end_attempt, fail_attempt, read_attempts, start_attempt
 from rlhf_core.reporting.report import write_report
 from tests.rlhf_core.reporting.run_folder import HOSTILE, make_run, write_gate
 
@@ -144,3 +145,21 @@ def test_a_malformed_part_is_named_not_skipped(finished: RunFolder, tmp_path: Pa
 def test_a_folder_that_is_absent_is_an_error(tmp_path: Path):
     with pytest.raises(DataError, match="does not exist"):
         write_report(RunFolder(tmp_path / "nowhere"))
+
+
+def test_attempts_that_failed_are_shown_with_what_was_changed(tmp_path: Path):
+    folder = make_run(tmp_path / "run", rounds=1, per_round=1)
+    title = "Attempts that failed, were lost, or tried again"
+    assert title not in page_of(folder).text
+    plan = {"step": 2, "changes": {}, "words": "retry step 2: micro-batches of 2"}
+    end_attempt(folder, start_attempt(folder, (), stage="scores", iteration=1, epoch=1, plan={}), "ok")
+    for number, row in enumerate(({}, plan), start=2):
+        earlier = read_attempts(folder)
+        attempt = start_attempt(folder, earlier, stage="update", iteration=1, epoch=1, plan=row)
+        assert attempt.attempt == number
+        fail_attempt(folder, attempt, OutOfMemory(HOSTILE), gave_up=False)
+    page = page_of(folder)
+    assert title in page.text and "out of memory" in page.text and "retry step 2: micro-batches of 2" in page.text
+    table = page.text[page.text.index(title) :]
+    assert "the run's own settings" in table and "scores" not in table[: table.index("Reward model")]
+    assert not [tag for tag, attributes in page.tags if "onerror" in attributes]

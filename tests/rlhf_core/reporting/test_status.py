@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from rlhf_core.data.events import record_event
 from rlhf_core.data.store import RunFolder, StageKey, finish_stage, stage_folder
+from rlhf_core.errors import OutOfMemory
+from rlhf_core.recovery.ledger import Attempt, end_attempt, fail_attempt, read_attempts, start_attempt
 from rlhf_core.reporting.status import RunStatus, render_status, run_status
 from tests.rlhf_core.reporting.run_folder import make_run
 
@@ -32,6 +35,21 @@ def test_a_running_iteration_names_its_last_finished_stage(tmp_path: Path):
     with stage_folder(folder.iteration(2) / "rollouts") as partial:
         finish_stage(partial, StageKey("rollouts", {}, {}), rows=0, metrics={})
     assert run_status(folder).stage == "iteration 2: rollouts done"
+
+
+def test_attempts_are_counted_and_the_settings_in_force_named(tmp_path: Path):
+    folder = make_run(tmp_path / "run", rounds=1, per_round=1, done=0)
+    assert run_status(folder).attempts == "0, none failed"
+    plan = {"step": 1, "changes": {}, "words": "retry step 1: [the same] settings"}
+    fail_attempt(folder, begin(folder, {}), OutOfMemory("no memory"), gave_up=False)
+    end_attempt(folder, begin(folder, {}), "lost")
+    begin(folder, plan)
+    told = "3, 1 failed, 1 lost with their process; last: update of iteration 3, retry step 1: [the same] settings"
+    assert run_status(folder).attempts == told and told in shown(run_status(folder))
+
+
+def begin(folder: RunFolder, plan: dict[str, Any]) -> Attempt:
+    return start_attempt(folder, read_attempts(folder), stage="update", iteration=3, epoch=1, plan=plan)
 
 
 def test_markup_in_events_is_shown_as_it_is(tmp_path: Path):
