@@ -13,6 +13,7 @@
     │   └── OutOfMemory        memory ran out
     ├── RemoteScorerError      a remote scorer did not answer; time may heal it
     ├── ServerError            the Prefect server cannot be reached
+    ├── NotificationFailed     a test message did not go through; a run's own messages never raise
     └── CannotLearn            the run cannot succeed as it stands (no valid samples, all cut)
 
 `transient` says whether a retry can help. `exit_code` is what the command line returns.
@@ -83,3 +84,7 @@ class ServerError(RlhfError):
 
 class CannotLearn(RlhfError):
     exit_code = 11
+
+
+class NotificationFailed(RlhfError):
+    exit_code = 13

@@ -12,6 +12,7 @@ from rlhf_core.config.base import StrictConfig
 from rlhf_core.config.data import DataConfig
 from rlhf_core.config.evaluation import DecisionConfig, EvaluationConfig
 from rlhf_core.config.models import ComputeConfig, ModelConfig
+from rlhf_core.config.notifications import NotificationConfig
 from rlhf_core.config.ppo import KlControllerConfig, PPOConfig
 from rlhf_core.config.reward import RewardConfig, RewardModelConfig
 from rlhf_core.config.rollout import RolloutConfig
@@ -61,6 +62,7 @@ class RunConfig(StrictConfig):
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
     checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
+    notifications: NotificationConfig = Field(default_factory=NotificationConfig)
 
     @property
     def iterations(self) -> int:

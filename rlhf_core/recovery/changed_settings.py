@@ -1,4 +1,4 @@
-"""What may change of a run's settings when it goes on: the reward model's gate, until it has accepted a model."""
+"""What may change of a run's settings when it goes on: the reward model's gate, until it has accepted a model; and who is told."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from rlhf_core.data.store import RunFolder
 from rlhf_core.errors import RunFolderError
 
 GATE = "reward_model.gate."
+WITHOUT_INFLUENCE = "notifications."
+"""Who is told changes no result, so it may change whenever the run goes on."""
 
 
 def accepted_changes(folder: RunFolder, stored: RunConfig, config: RunConfig) -> dict[str, tuple[Any, Any]]:
@@ -22,16 +24,17 @@ def accepted_changes(folder: RunFolder, stored: RunConfig, config: RunConfig) ->
         RunFolderError: other settings differ, or the gate has accepted a model, on which the run already stands.
     """
     changes = dict(_differences(stored.model_dump(mode="json"), config.model_dump(mode="json")))
-    others = sorted(name for name in changes if not name.startswith(GATE))
+    judged = sorted(name for name in changes if name.startswith(GATE))
+    others = sorted(name for name in changes if not name.startswith((GATE, WITHOUT_INFLUENCE)))
     if others:
         raise RunFolderError(
             f"{folder.path} holds a run with other settings (they differ in: {', '.join(others)}). "
             "Resume it as it is with `rlhf resume`, or choose another name with --name."
         )
-    if changes and not _is_gate_open(folder):
+    if judged and not _is_gate_open(folder):
         raise RunFolderError(
             f"{folder.path}: the reward model has been accepted, so its gate cannot change any more "
-            f"({', '.join(sorted(changes))}). Resume it as it is (`rlhf resume`), or choose another name with --name."
+            f"({', '.join(judged)}). Resume it as it is (`rlhf resume`), or choose another name with --name."
         )
     return changes
 
