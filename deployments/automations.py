@@ -1,8 +1,8 @@
 """Two automations that bring a run home whose worker is lost: `python -m deployments.automations apply|show|remove`.
 
-The first declares a run without heartbeats Crashed; the second gives a crashed run back to the queue, and a worker goes on
-with the same flow run and its folder. Both look only at deployments' runs with the tag `rlhf`, not at their sub-flows, which
-nobody could start alone. Applying twice changes nothing.
+The first declares a run without heartbeats Crashed; the second gives a crashed run back to the queue, and a worker goes
+on with the same flow run and its folder. Both look only at deployments' runs with the tag `rlhf`, not at sub-flows,
+which nobody could start alone. Applying twice changes nothing.
 """
 
 from __future__ import annotations

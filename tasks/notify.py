@@ -28,6 +28,7 @@ from rlhf_core.runtime import stored_config
 from tasks.artifacts import telemetry
 from tasks.run import Run
 
+WITH_LOG: tuple[NotificationKind, ...] = ("failure", "retry")
 _MOST_LINES = 200
 
 
@@ -55,7 +56,7 @@ def keep_log_tail() -> None:
 @telemetry
 def notify_failure(run: Run, error: BaseException) -> None:
     """An error has ended the run; called when its event is recorded."""
-    _tell(run, "failure", max(1, _failures(run)), str(error), error=type(error).__name__, is_error=True)
+    _tell(run, "failure", max(1, _failures(run)), str(error), error=type(error).__name__)
 
 
 @telemetry
@@ -75,7 +76,7 @@ def notify_retry(run: Run, attempt: int, *, error_class: str, message: str, plan
         message: the error's.
         plan_words: what is done otherwise in the next attempt; may be empty.
     """
-    _tell(run, "retry", attempt, message, error=error_class, action=plan_words, is_error=True)
+    _tell(run, "retry", attempt, message, error=error_class, action=plan_words)
 
 
 @telemetry
@@ -130,7 +131,6 @@ def _tell(
     *,
     error: str = "",
     action: str = "",
-    is_error: bool = False,
 ) -> None:
     config = stored_config(run.folder).notifications
     if not config.is_on or kind not in config.kinds:
@@ -139,7 +139,7 @@ def _tell(
     channels, faults = read_channels(config)
     for fault in faults:
         get_run_logger().warning("notifications: %s", fault)
-    lines = list(_tail.lines)[-config.log_tail_lines :] if is_error and config.log_tail_lines else []
+    lines = list(_tail.lines)[-config.log_tail_lines :] if kind in WITH_LOG and config.log_tail_lines else []
     happening = Happening(
         kind=kind,
         run=run.name,

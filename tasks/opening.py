@@ -72,7 +72,7 @@ def open_run(settings: RunConfig, resume: bool) -> Run:
 
 @contextmanager
 def closed_at_the_end(run: Run) -> Generator[None]:
-    """Free the engines and the lock, however the run ends; a run that fails leaves its report too, and people are told."""
+    """Free the engines and the lock, however the run ends; one that fails leaves its report, and people are told."""
     keep_log_tail()
     try:
         with tags(*tags_of(run)):

@@ -26,6 +26,7 @@ from prefect.runtime import flow_run
 from prefect.states import Crashed
 
 from rlhf_core.data.store import RunFolder
+from rlhf_core.errors import DataError
 from rlhf_core.recovery.flow_runs import read_openings, record_closing, record_opening
 from tasks.artifacts import telemetry
 from tasks.notify import notify_crash
@@ -65,8 +66,11 @@ def note_closing(run: Run) -> None:
 
 def tags_of(run: Run) -> tuple[str, ...]:
     """Tags by which the run's flow and task runs are found in the UI: its name, and which folder of that name."""
-    openings = read_openings(RunFolder(run.folder))
-    return f"run:{run.name}", *([f"folder:{openings[-1].identity[:12]}"] if openings else [])
+    try:
+        openings = read_openings(RunFolder(run.folder))
+    except DataError:  # the warning of it is `reconcile`'s; a tag is not worth a run
+        openings = ()
+    return f"run:{run.name}", *(f"folder:{one.identity[:12]}" for one in openings[-1:])
 
 
 def mark_lost(client: SyncPrefectClient, lost: Sequence[UUID], current: UUID, since: datetime) -> int:

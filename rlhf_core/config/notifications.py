@@ -15,7 +15,7 @@ SecretBlock = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 
 class UrlSources(StrictConfig):
-    """Where the channels' Apprise URLs are read from when a message is sent; each may hold several, with blanks between."""
+    """Where the channels' Apprise URLs are read from when a message is sent; each may hold several, by blanks."""
 
     env: tuple[EnvironmentVariable, ...] = Field(default=(), description="names of environment variables")
     prefect_secrets: tuple[SecretBlock, ...] = Field(default=(), description="names of Prefect Secret blocks")

@@ -1,6 +1,6 @@
 """Messages to people through Apprise: Slack, DingTalk, e-mail, JSON over HTTP and others (F5).
 
-An address holds a secret, so it is read when a message is sent, and neither it nor a library's word on it goes anywhere.
+An address holds a secret: it is read when a message is sent, and neither it nor a library's word on it goes anywhere.
 Nothing here fails or holds up a run: a channel that refuses, hangs or has a wrong address gives a warning.
 """
 
@@ -144,10 +144,13 @@ def _deliver(message: Message, channel: Channel, timeout_seconds: float) -> str:
         sender = apprise.Apprise()
         if not sender.add(channel.url):
             return "its value is no Apprise URL, e.g. slack://…, dingtalk://…, mailto://…, json://…"
-        for plugin in sender:
-            plugin.socket_connect_timeout = plugin.socket_read_timeout = timeout_seconds
-        if not sender.notify(title=message.title, body=message.text, body_format=apprise.NotifyFormat.TEXT):
-            return "the receiver refused it or cannot be reached"
+        for service in sender:
+            # Asked one by one: Apprise's own dispatcher has a pool whose threads the interpreter waits for at its end.
+            service.socket_connect_timeout = service.socket_read_timeout = timeout_seconds
+            if not service.notify(
+                title=message.title, body=message.text, notify_type=apprise.NotifyType.INFO, body_format="text"
+            ):
+                return "the receiver refused it or cannot be reached"
     except Exception as error:  # a library's fault of any kind becomes a warning; it must not end a run
         return redact(f"{type(error).__name__}: {error}", parts_of_url(channel.url))
     return ""

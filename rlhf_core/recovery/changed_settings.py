@@ -1,4 +1,7 @@
-"""What may change of a run's settings when it goes on: the reward model's gate, until it has accepted a model; and who is told."""
+"""What may change of a run's settings when it goes on: the reward model's gate, until it has accepted a model.
+
+And who is told of what happens.
+"""
 
 from __future__ import annotations
 
