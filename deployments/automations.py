@@ -79,11 +79,16 @@ def apply(client: SyncPrefectClient) -> list[Automation]:
         if first is None:
             client.create_automation(wanted)
         else:
-            client.update_automation(first.id, AutomationCore.model_validate(wanted.model_dump(mode="json")))
+            client.update_automation(first.id, _with_all_set(wanted))
         for double in doubles:
             if double is not None:
                 client.delete_automation(double.id)
     return present(client)
+
+
+def _with_all_set(wanted: AutomationCore) -> AutomationCore:
+    """The client sends only what was set, and the server takes what is missing for what it was; but no owner."""
+    return AutomationCore.model_validate(wanted.model_dump(mode="json", exclude={"owner_resource"}))
 
 
 def remove(client: SyncPrefectClient) -> list[Automation]:
