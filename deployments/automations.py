@@ -14,6 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
 
 TAG = "rlhf"
 HEARTBEAT_SECONDS = 30
@@ -22,10 +23,13 @@ MISSED_HEARTBEATS = 4
 """At least 3: a busy machine may be late with one or two."""
 ZOMBIE = "rlhf: a run without heartbeats has crashed"
 RESCHEDULE = "rlhf: a crashed run goes back to the queue"
-_RUN = {"prefect.resource.id": "prefect.flow-run.*"}
-_OF_OURS = [
-    {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"},
-    {"prefect.resource.id": "prefect.deployment.*", "prefect.resource.role": "deployment"},
+_RUN = ResourceSpecification.model_validate({"prefect.resource.id": "prefect.flow-run.*"})
+_OF_OURS: list[ResourceSpecification | dict[str, str | list[str]]] = [
+    ResourceSpecification.model_validate(labels)
+    for labels in (
+        {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"},
+        {"prefect.resource.id": "prefect.deployment.*", "prefect.resource.role": "deployment"},
+    )
 ]
 _ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Paused", "Suspended", "Scheduled", "AwaitingRetry")
 
@@ -46,7 +50,11 @@ def automations() -> tuple[AutomationCore, ...]:
             threshold=1,
             within=timedelta(seconds=MISSED_HEARTBEATS * HEARTBEAT_SECONDS),
         ),
-        actions=[ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", message="no heartbeat: process lost")],
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED, name="Crashed", message="no heartbeat: process lost", force=False
+            )
+        ],
     )
     reschedule = AutomationCore(
         name=RESCHEDULE,
@@ -61,7 +69,9 @@ def automations() -> tuple[AutomationCore, ...]:
             within=timedelta(0),
         ),
         actions=[
-            ChangeFlowRunState(state=StateType.SCHEDULED, name="AwaitingRetry", message="crashed; it is started again")
+            ChangeFlowRunState(
+                state=StateType.SCHEDULED, name="AwaitingRetry", message="crashed; it is started again", force=False
+            )
         ],
     )
     return zombie, reschedule

@@ -111,7 +111,7 @@ def _read_secret(name: str, timeout_seconds: float) -> tuple[list[Channel], str]
 
     def ask() -> None:
         try:
-            block = Secret.load(name, _sync=True)
+            block = Secret.load(name, _sync=True)  # pyright: ignore[reportCallIssue]  the decorator's own argument
             answer.append((split_urls(source, str(block.get())), ""))
         except Exception as error:  # whatever it is, a person must learn of it and the run goes on
             advice = "create it with the Apprise URL as its value"
