@@ -5,18 +5,24 @@
     ├── DataError              input data are missing or malformed; never retried
     │   └── ValidationFailed   a great-expectations suite failed on a border
     ├── NumericsError          a NaN or infinity where none may be; healed by going back to the last checkpoint
+    │   └── KlCollapse         the policy ran away from its reference in one update
     ├── GateFailed             a stage refuses to go on (reward model not good enough)
     ├── RunFolderError         the run folder cannot be used (read-only, full, name in use)
     │   └── RunLocked          another process owns the run
     ├── CheckpointError        a checkpoint is damaged, missing or foreign
     ├── EngineError            an engine broke; a fresh one may work
-    │   └── OutOfMemory        memory ran out
+    │   ├── OutOfMemory        memory ran out
+    │   ├── WorkerLost         a training rank or its machine is gone
+    │   ├── CommunicationTimeout  ranks waited for each other too long
+    │   └── Stalled            no step was taken for too long
     ├── RemoteScorerError      a remote scorer did not answer; time may heal it
     ├── ServerError            the Prefect server cannot be reached
+    ├── CannotLearn            the run cannot succeed as it stands (no valid samples, all cut)
     ├── NotificationFailed     a test message did not go through; a run's own messages never raise
-    └── CannotLearn            the run cannot succeed as it stands (no valid samples, all cut)
+    └── OrchestratorLost       the process that leads the run was lost too often without progress
 
-`transient` says whether a retry can help. `exit_code` is what the command line returns.
+`transient` says whether a retry can help. `exit_code` is what the command line returns. A damaged checkpoint is no
+matter of a retry, which would read the same one: the flow goes back to an older one.
 """
 
 from __future__ import annotations
@@ -48,6 +54,10 @@ class NumericsError(RlhfError):
     exit_code = 4
 
 
+class KlCollapse(NumericsError):
+    pass
+
+
 class GateFailed(RlhfError):
     exit_code = 5
 
@@ -73,6 +83,18 @@ class OutOfMemory(EngineError):
     pass
 
 
+class WorkerLost(EngineError):
+    pass
+
+
+class CommunicationTimeout(EngineError):
+    pass
+
+
+class Stalled(EngineError):
+    pass
+
+
 class RemoteScorerError(RlhfError):
     transient = True
     exit_code = 9
@@ -84,6 +106,10 @@ class ServerError(RlhfError):
 
 class CannotLearn(RlhfError):
     exit_code = 11
+
+
+class OrchestratorLost(RlhfError):
+    exit_code = 12
 
 
 class NotificationFailed(RlhfError):

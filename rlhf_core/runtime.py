@@ -40,8 +40,8 @@ from rlhf_core.config.run import RunConfig
 from rlhf_core.data.events import read_events, record_event
 from rlhf_core.data.refs import CheckpointRef
 from rlhf_core.data.store import MANIFEST, RunFolder, disk_errors, write_bytes, write_json
+from rlhf_core.engines.memory_use import MemoryWatch, memory_reader
 from rlhf_core.engines.protocols import RolloutEngine, Scorer, WorkerGroup
-from rlhf_core.engines.transformers_rollout import TransformersRollout
 from rlhf_core.errors import ConfigError, RunFolderError
 from rlhf_core.models.loading import load_tokenizer
 from rlhf_core.recovery.changed_settings import accepted_changes
@@ -91,24 +91,37 @@ class Runtime:
         return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
     @cached_property
+    def memory(self) -> MemoryWatch:
+        """Of this process on its device."""
+        return MemoryWatch(memory_reader(self.device))
+
+    @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return load_tokenizer(self.config.model)
 
     def fresh(self) -> WorkerGroup:
         """Workers in the state of the SFT model, before any update."""
         self.drop()
-        self._workers = InlineWorkers(self.config, self.device)
+        self._workers = self._new_workers()
         return self._workers
 
     def at(self, policy: CheckpointRef) -> WorkerGroup:
         """Workers whose state is that of the checkpoint."""
         if self._workers is None:
-            self._workers = InlineWorkers(self.config, self.device)
+            self._workers = self._new_workers()
         if self._state != policy.path:
             self._state = None
             self._workers.load(policy.path)
             self._state = policy.path
         return self._workers
+
+    def _new_workers(self) -> WorkerGroup:
+        """The trainer's ranks as `cluster` has them, in the state of the SFT model."""
+        if self.config.cluster.engine == "inline":
+            return InlineWorkers(self.config, self.device)
+        from rlhf_core.workers.ray_group import RayWorkers  # imports Ray, which inline runs need not have
+
+        return RayWorkers(self.config)
 
     def for_update(self, policy: CheckpointRef) -> WorkerGroup:
         """Workers at the checkpoint, about to change; a failure on the way makes the next use load them again."""
@@ -122,10 +135,7 @@ class Runtime:
 
     def rollout_engine(self, policy: CheckpointRef) -> RolloutEngine:
         """An engine that samples from the checkpoint's policy."""
-        model = self.at(policy).policy_model()
-        return TransformersRollout(
-            model, self.tokenizer, batch_size=self.config.rollout.batch_size, autocast=self.config.model.autocast
-        )
+        return self.at(policy)
 
     def scorer(self) -> Scorer:
         """The accepted reward model, or the configured callable."""

@@ -67,4 +67,5 @@ def engines(run: Run, stage: str, iteration: int = 0) -> Generator[Runtime]:
             get_run_logger().warning("%s: %s The engines are built anew for the next attempt.", stage, error)
             runtime.drop()
         raise
-    record_timing(runtime.folder, iteration, stage, time.perf_counter() - started)
+    memory = runtime.memory.note() if runtime.config.memory.watch else None
+    record_timing(runtime.folder, iteration, stage, time.perf_counter() - started, memory)

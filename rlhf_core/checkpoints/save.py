@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rlhf_core import __version__
 from rlhf_core.checkpoints.manifest import write_manifest
 from rlhf_core.checkpoints.registry import Entry, Registry
-from rlhf_core.checkpoints.verify import STATE, micro_inference, verify_checkpoint
+from rlhf_core.checkpoints.verify import STATE, verify_checkpoint
 from rlhf_core.config.load import config_hash
 from rlhf_core.data.refs import CheckpointRef, ControlState
 from rlhf_core.data.store import stage_folder, write_json
@@ -37,7 +37,7 @@ def save_checkpoint(
             partial / STATE,
             {
                 "entry": entry.model_dump(mode="json"),
-                "micro_inference": micro_inference(workers.policy_model()),
+                "micro_inference": workers.micro_inference(),
                 "config_sha256": config_hash(runtime.config),
                 "seed": runtime.config.seed,
                 "code_version": __version__,

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from rlhf_core.checkpoints.manifest import require_whole
 from rlhf_core.config.models import ModelConfig
 from rlhf_core.data.store import read_json
 from rlhf_core.errors import CheckpointError
 from rlhf_core.models.loading import load_policy
+from rlhf_core.models.scoring import micro_inference
 
 STATE = "state.json"
-_PROBE_TOKENS = 16
 _TOLERANCE_NATS = 1e-3
-
-
-@torch.no_grad()
-def micro_inference(model: torch.nn.Module) -> list[float]:
-    """Log-probs in nats that the model gives to each next token of a fixed token sequence."""
-    device = next(model.parameters()).device
-    config: Any = model.config
-    vocabulary = int(config.vocab_size)
-    ids = (torch.arange(_PROBE_TOKENS + 1, device=device) * 7919 + 11) % vocabulary
-    output: Any = model(input_ids=ids[None, :-1])
-    logprobs: Tensor = torch.log_softmax(output.logits[0].float(), dim=-1)
-    return logprobs.gather(1, ids[1:, None])[:, 0].tolist()
 
 
 def verify_checkpoint(folder: Path, config: ModelConfig) -> None:

@@ -40,7 +40,6 @@ class ModelConfig(StrictConfig):
 class ComputeConfig(StrictConfig):
     """Where and how wide it runs."""
 
-    engine: Literal["inline"] = Field(default="inline", description="inline: one process")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto takes a GPU when there is one")
     threads: int | None = Field(
         default=None, ge=1, description="CPU threads of this process; None leaves torch's choice"

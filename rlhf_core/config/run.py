@@ -9,8 +9,10 @@ from pydantic import Field, model_validator
 
 from rlhf_core.config.algorithm import AlgorithmConfig
 from rlhf_core.config.base import StrictConfig
+from rlhf_core.config.cluster import ClusterConfig
 from rlhf_core.config.data import DataConfig
 from rlhf_core.config.evaluation import DecisionConfig, EvaluationConfig
+from rlhf_core.config.memory import MemoryConfig
 from rlhf_core.config.models import ComputeConfig, ModelConfig
 from rlhf_core.config.notifications import NotificationConfig
 from rlhf_core.config.ppo import KlControllerConfig, PPOConfig
@@ -51,6 +53,7 @@ class RunConfig(StrictConfig):
     data: DataConfig
     model: ModelConfig
     compute: ComputeConfig = Field(default_factory=ComputeConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
     reward_model: RewardModelConfig = Field(default_factory=RewardModelConfig)
@@ -61,6 +64,7 @@ class RunConfig(StrictConfig):
     decisions: DecisionConfig = Field(default_factory=DecisionConfig)
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
     checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    memory: MemoryConfig = Field(default_factory=MemoryConfig)
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
     notifications: NotificationConfig = Field(default_factory=NotificationConfig)
 

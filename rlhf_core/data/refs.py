@@ -34,6 +34,9 @@ class ControlState(Ref):
     ptx_coef: float = Field(ge=0, description="γ of PPO-ptx; 0 where ptx is off")
     is_reward_stalled: bool = Field(default=False, description="the last gate found the reward rising too slowly")
     learning_rate_factor: float = Field(default=1.0, gt=0, description="of both schedules; falls after a rollback")
+    max_new_tokens_cuts: int = Field(
+        default=0, ge=0, description="times that lack of memory shortened the next responses and that are not made up"
+    )
 
 
 class CheckpointRef(Ref):

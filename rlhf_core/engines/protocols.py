@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -57,6 +57,31 @@ class RolloutEngine(Protocol):
         ...
 
 
+TokenPair = tuple[Sequence[int], Sequence[int]]
+"""A context and what is scored after it, as token ids."""
+
+
+class TokenScorer(Protocol):
+    """Log-likelihoods under the current policy; `max_length` tokens fit into its window."""
+
+    max_length: int
+
+    def loglikelihoods(
+        self, pairs: Sequence[TokenPair], *, batch_size: int, advance: Callable[[int], None]
+    ) -> list[tuple[float, bool]]:
+        """`(log-likelihood in nats, is it the greedy continuation)` of each pair, in order.
+
+        Args:
+            pairs: neither part empty; one longer than `max_length + 1` loses tokens at the left.
+            batch_size: rows per forward pass.
+            advance: called with the number of pairs just done.
+
+        Raises:
+            DataError: an empty part, or a continuation that alone exceeds `max_length`.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class RolloutTensors:
     """Rollouts as tensors: prompts left-padded `[batch, prompt]`, responses right-padded `[batch, response]`."""
@@ -98,8 +123,8 @@ class ExperienceTensors:
     """The trainer's own log-probs where `old_logprobs` are those of a noisy distribution that sampled (P4)."""
 
 
-class WorkerGroup(Protocol):
-    """The trainer's ranks: policy, critic, reference and both optimizers."""
+class WorkerGroup(RolloutEngine, TokenScorer, Protocol):
+    """The trainer's ranks: policy, critic, reference and both optimizers. Samples and scores with the live policy."""
 
     def evaluate_rollouts(self, rollouts: RolloutTensors) -> RolloutEvaluation: ...
 
@@ -126,8 +151,8 @@ class WorkerGroup(Protocol):
         """Take the whole state from a folder that `save` wrote."""
         ...
 
-    def policy_model(self) -> Any:
-        """The live policy (a Hugging Face causal LM in eval mode), for generation and evaluation in this process."""
+    def micro_inference(self) -> list[float]:
+        """Log-probs of the live policy on a fixed token sequence, see `models.micro_inference`."""
         ...
 
     def close(self) -> None: ...

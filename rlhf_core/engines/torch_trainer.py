@@ -14,15 +14,16 @@ from transformers import PreTrainedModel
 
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.store import RunFolder
-from rlhf_core.engines.optimizer import ScheduledAdamW
+from rlhf_core.engines.memory import BatchSize, in_batches
+from rlhf_core.engines.optimizer import ScheduledAdamW, ScheduledOptimizer
 from rlhf_core.engines.packing import Pack, pack_rollouts
 from rlhf_core.engines.protocols import RolloutEvaluation, RolloutTensors
 from rlhf_core.errors import ConfigError
 from rlhf_core.models.loading import load_critic, load_policy, load_reference, load_tokenizer
 from rlhf_core.models.packed_attention import body_hidden
 from rlhf_core.models.precision import Autocast, autocast_context, effective_autocast
+from rlhf_core.models.scoring import PolicyScorer, ValueScorer, model_body, model_head
 from rlhf_core.numerics.kl import compare_with_reference
-from rlhf_core.numerics.logprobs import logprobs_from_hidden
 from rlhf_core.numerics.running_stats import RunningStats
 from rlhf_core.numerics.value_normalisation import denormalise_values
 
@@ -47,22 +48,43 @@ class TorchTrainer:
         self.reference = load_reference(config.model.policy, config.model, device)
         self.critic = load_critic(_critic_source(config), config.model, device) if config.algorithm.has_critic else None
         self.tokenizer = load_tokenizer(config.model)
-        steps = config.optimizer_steps
-        width = cast(int, self.policy.config.get_text_config().hidden_size)
-        self.actor_optimizer = ScheduledAdamW(self.policy, config.ppo.actor, total_steps=steps, hidden_size=width)
-        self.critic_optimizer = None
-        if self.critic is not None:
-            self.critic_optimizer = ScheduledAdamW(
-                self.critic, config.ppo.critic_optimizer, total_steps=steps, hidden_size=width
-            )
+        autocast = config.model.autocast
+        self._policy_scorer: Any = PolicyScorer(self.policy, autocast)
+        self._value_scorer: Any = None if self.critic is None else ValueScorer(self.critic, autocast)
+        self.vocab_size = model_head(self.policy).shape[0]
+        """Rows of the language-model head."""
+        _require_plain_logits(self.policy, device)
+        self.actor_optimizer, self.critic_optimizer = self._make_optimizers()
         self.value_stats = RunningStats()
         """Of the returns that the critic was trained on; stays empty unless values are normalised (A6)."""
-        _require_plain_logits(self.policy, device)
+        self.update_batch, self.evaluation_batch = (BatchSize(config.ppo.micro_batch_rollouts) for _ in range(2))
+        """Rollouts per pass of an update, and of an evaluation, which needs less memory (F4)."""
+
+    def _make_optimizers(self) -> tuple[ScheduledOptimizer, ScheduledOptimizer | None]:
+        """Of policy and critic."""
+        steps, width = self.config.optimizer_steps, self.hidden_size
+        actor = ScheduledAdamW(self.policy, self.config.ppo.actor, total_steps=steps, hidden_size=width)
+        if self.critic is None:
+            return actor, None
+        settings = self.config.ppo.critic_optimizer
+        return actor, ScheduledAdamW(self.critic, settings, total_steps=steps, hidden_size=width)
 
     @property
-    def vocab_size(self) -> int:
-        """Rows of the language-model head."""
-        return _head(self.policy).shape[0]
+    def hidden_size(self) -> int:
+        """Width of the policy."""
+        return cast(int, self.policy.config.get_text_config().hidden_size)
+
+    @contextmanager
+    def whole(self, *, modify: bool = False) -> Generator[None]:
+        """Every parameter of policy and critic is here in full, for work outside an update.
+
+        Args:
+            modify: what is written into them meanwhile counts from then on.
+        """
+        yield
+
+    def close(self) -> None:
+        """Release what the engine holds beyond the models."""
 
     @property
     def autocast(self) -> Autocast:
@@ -71,14 +93,7 @@ class TorchTrainer:
 
     def response_logprobs(self, pack: Pack, *, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """Return `(logprobs, entropy)` of the pack's targets, `[targets]` float32, nats; both carry gradients."""
-        with self._autocast():
-            hidden = body_hidden(_body(self.policy), pack.ids, pack.positions, pack.lengths)
-            return logprobs_from_hidden(
-                hidden[pack.predictors],
-                _head(self.policy),
-                pack.targets,
-                temperature=self.temperature if temperature is None else temperature,
-            )
+        return self._policy_scorer(pack, self.temperature if temperature is None else temperature)
 
     def response_values(self, pack: Pack) -> Float[Tensor, " targets"]:
         """Return the critic's value before each target, in reward units; carries gradients. 0 without a critic."""
@@ -87,19 +102,25 @@ class TorchTrainer:
     @torch.no_grad()
     def evaluate(self, rollouts: RolloutTensors) -> RolloutEvaluation:
         """Return what the models say of the rollouts, at the rollout temperature (K01)."""
+        with self.whole():
+            return self._evaluate(rollouts)
+
+    def _evaluate(self, rollouts: RolloutTensors) -> RolloutEvaluation:
         mask = rollouts.response_mask.cpu()
         results = {name: torch.zeros(mask.shape) for name in ("logprobs", "ref_logprobs", "entropy", "kl", "values")}
         bootstrap = torch.zeros(mask.shape[0])
         on_device = self.placed(rollouts)
-        for rows in torch.arange(mask.shape[0]).split(self.config.ppo.micro_batch_rollouts):
+
+        def evaluate_rows(chosen_rows: range) -> None:
+            rows = torch.arange(chosen_rows.start, chosen_rows.stop)
             pack = pack_rollouts(on_device, rows.to(self.device), with_last=True)
             values = self._values(pack)
             with self._autocast():
                 hidden, ref_hidden = (
-                    body_hidden(_body(model), pack.ids, pack.positions, pack.lengths)[pack.predictors]
+                    body_hidden(model_body(model), pack.ids, pack.positions, pack.lengths)[pack.predictors]
                     for model in (self.policy, self.reference)
                 )
-                heads = (_head(self.policy), _head(self.reference))
+                heads = (model_head(self.policy), model_head(self.reference))
                 said = compare_with_reference(hidden, ref_hidden, heads, pack.targets, temperature=self.temperature)
             columns = (said.logprobs, said.ref_logprobs, said.entropy_nats, said.kl_exact_nats, values[pack.predictors])
             for result, column in zip(results.values(), columns, strict=True):
@@ -107,6 +128,8 @@ class TorchTrainer:
                 chosen[mask[rows]] = column.float().cpu()
                 result[rows] = chosen
             bootstrap[rows] = values[pack.ends].float().cpu()
+
+        in_batches(len(mask), self.evaluation_batch, evaluate_rows, work="evaluating rollouts")
         return RolloutEvaluation(
             logprobs=results["logprobs"],
             ref_logprobs=results["ref_logprobs"],
@@ -136,9 +159,7 @@ class TorchTrainer:
         """The critic's value after each token of the pack; 0 without a critic."""
         if self.critic is None:
             return torch.zeros(len(pack.ids), device=self.device)
-        with self._autocast():
-            hidden = body_hidden(self.critic.body, pack.ids, pack.positions, pack.lengths)
-        return denormalise_values(self.critic.values(hidden, pack.ids, pack.lengths), self.value_stats)
+        return denormalise_values(self._value_scorer(pack), self.value_stats)
 
     def _autocast(self) -> torch.autocast:
         return autocast_context(self.device, self.config.model.autocast)
@@ -151,14 +172,6 @@ def _critic_source(config: RunConfig) -> str | Path:
     return config.reward_model.path or RunFolder(config.folder).reward_model / "model"
 
 
-def _body(model: PreTrainedModel) -> Any:
-    return model.base_model
-
-
-def _head(model: PreTrainedModel) -> Tensor:
-    return cast(Tensor, cast(Any, model.get_output_embeddings()).weight)
-
-
 @torch.no_grad()
 def _require_plain_logits(policy: PreTrainedModel, device: torch.device) -> None:
     """Compare packed hidden states × head with the model's own forward on a few tokens.
@@ -166,12 +179,12 @@ def _require_plain_logits(policy: PreTrainedModel, device: torch.device) -> None
     Raises:
         ConfigError: they differ: the architecture scales or caps its logits, or does not follow the positions given.
     """
-    vocab = _head(policy).shape[0]
+    vocab = model_head(policy).shape[0]
     first, second = ([(7 * i + start) % vocab for i in range(4)] for start in (1, 3))
     ids = torch.tensor(first + second, device=device)
     positions = torch.tensor([*range(4), *range(4)], device=device)
-    hidden = body_hidden(_body(policy), ids, positions, (4, 4))
-    packed = (hidden @ _head(policy).T).log_softmax(dim=-1)
+    hidden = body_hidden(model_body(policy), ids, positions, (4, 4))
+    packed = (hidden @ model_head(policy).T).log_softmax(dim=-1)
     everywhere = torch.ones(2, 4, dtype=torch.long, device=device)
     padded = cast(Any, policy)(ids.view(2, 4), attention_mask=everywhere).logits.log_softmax(dim=-1)
     gap = float((packed.view_as(padded) - padded).abs().max())

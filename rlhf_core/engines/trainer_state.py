@@ -1,6 +1,8 @@
 """A trainer's whole state in a folder, and back: weights, optimizers, schedules and random states (F1, C01, C06).
 
 Safetensors and JSON alone: nothing is unpickled (F7). Everything is read and checked before anything is changed.
+Weights and moments are stored whole and by name, so that any number of ranks, at any ZeRO stage, can go on from them;
+of random states each rank has its own file, and a rank that is new starts from its seed.
 """
 
 from __future__ import annotations
@@ -17,51 +19,62 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rlhf_core.engines.optimizer import ScheduledAdamW
+from rlhf_core.engines.optimizer import ScheduledOptimizer
 from rlhf_core.engines.torch_trainer import TorchTrainer
 from rlhf_core.errors import CheckpointError, ConfigError
 from rlhf_core.models.loading import load_critic, load_policy
+from rlhf_core.numerics.reductions import SOLO, Ranks
 from rlhf_core.numerics.running_stats import RunningStats
 
 _STATE = "state.json"
-_FORMAT = "torch-trainer-1"
-_RANDOM = "random.safetensors"
+_FORMAT = "trainer-2"
 
 
-def save_trainer(trainer: TorchTrainer, folder: Path) -> None:
-    """Write `policy/`, `critic/` and `trainer/` into `folder`."""
-    trainer.policy.save_pretrained(folder / "policy")
-    trainer.tokenizer.save_pretrained(folder / "policy")
-    if trainer.critic is not None:
-        trainer.critic.save(folder / "critic")
+def save_trainer(trainer: TorchTrainer, folder: Path, ranks: Ranks = SOLO) -> None:
+    """Write `policy/`, `critic/` and `trainer/` into `folder`; called by all ranks, rank 0 writes what is shared."""
     rank = folder / "trainer"
     rank.mkdir(parents=True, exist_ok=True)
+    with trainer.whole():
+        if ranks.number == 0:
+            trainer.policy.save_pretrained(folder / "policy")
+            trainer.tokenizer.save_pretrained(folder / "policy")
+            if trainer.critic is not None:
+                trainer.critic.save(folder / "critic")
     counters: dict[str, dict[str, int | None]] = {}
     for name, optimizer in _optimizers(trainer).items():
-        tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in optimizer.moments().items()}
-        save_file(tensors, rank / f"{name}.safetensors")
+        moments = optimizer.moments()
+        if ranks.number == 0:
+            save_file({key: t.detach().cpu().contiguous() for key, t in moments.items()}, rank / f"{name}.safetensors")
         counters[name] = {
             "steps": optimizer.steps,
             "skipped_in_row": optimizer.skipped_in_row,
             "stalled_since": optimizer.stalled_since,
         }
-    save_file(_torch_random_states(), rank / _RANDOM)
-    state = {
-        "format": _FORMAT,
-        "world_size": 1,
-        "optimizers": counters,
-        "value_stats": trainer.value_stats.state_dict(),
-        **_other_random_states(),
-    }
-    (rank / _STATE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
+    save_file(_torch_random_states(), rank / _random_file(ranks.number))
+    (rank / _other_random_file(ranks.number)).write_text(json.dumps(_other_random_states(), sort_keys=True) + "\n")
+    if ranks.number == 0:
+        state = {
+            "format": _FORMAT,
+            "world_size": ranks.count,
+            "optimizers": counters,
+            "value_stats": trainer.value_stats.state_dict(),
+        }
+        (rank / _STATE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
 
 
-def load_trainer(trainer: TorchTrainer, folder: Path) -> None:
+def _random_file(rank: int) -> str:
+    return f"random-{rank:05d}.safetensors"
+
+
+def _other_random_file(rank: int) -> str:
+    return f"random-{rank:05d}.json"
+
+
+def load_trainer(trainer: TorchTrainer, folder: Path, ranks: Ranks = SOLO) -> None:
     """Take the state that `save_trainer` wrote.
 
     Raises:
-        CheckpointError: a file is missing, unreadable, or belongs to another model or number of ranks; the trainer is
-            unchanged.
+        CheckpointError: a file is missing, unreadable, or belongs to another model; the trainer is unchanged.
     """
     rank = folder / "trainer"
     state = _read_state(rank / _STATE)
@@ -69,7 +82,7 @@ def load_trainer(trainer: TorchTrainer, folder: Path) -> None:
     for name, optimizer in _optimizers(trainer).items():
         optimizer.require_fitting(moments[name], str(rank / f"{name}.safetensors"))
         _require_same_steps(moments[name], state["optimizers"][name]["steps"], rank / f"{name}.safetensors")
-    random_states = _read_tensors(rank / _RANDOM)
+    random_states = _read_random_states(rank, ranks.number, state["world_size"])
     config, cpu = trainer.config.model, torch.device("cpu")
     try:
         loaded: list[tuple[nn.Module, nn.Module, str]] = [
@@ -81,31 +94,43 @@ def load_trainer(trainer: TorchTrainer, folder: Path) -> None:
         raise CheckpointError(f"{folder} holds no whole model: {error}") from error
     for model, stored, name in loaded:
         _require_same_shapes(model, stored, folder / name)
-    for model, stored, _ in loaded:
-        _copy_weights(model, stored)
+    with trainer.whole(modify=True):
+        for model, stored, _ in loaded:
+            _copy_weights(model, stored)
     for name, optimizer in _optimizers(trainer).items():
         optimizer.restore(moments[name], **state["optimizers"][name])
     trainer.value_stats = RunningStats.from_state_dict(state["value_stats"])
-    _restore_random_states(state, random_states)
+    if random_states is not None:
+        _restore_random_states(*random_states)
 
 
-def _optimizers(trainer: TorchTrainer) -> dict[str, ScheduledAdamW]:
-    optimizers = {"actor_optimizer": trainer.actor_optimizer}
+def _read_random_states(folder: Path, rank: int, world_size: int) -> tuple[Mapping[str, Any], dict[str, Tensor]] | None:
+    """This rank's; None for a rank that the run that saved did not have."""
+    if rank >= world_size:
+        return None
+    return _read_json(folder / _other_random_file(rank)), _read_tensors(folder / _random_file(rank))
+
+
+def _optimizers(trainer: TorchTrainer) -> dict[str, ScheduledOptimizer]:
+    optimizers: dict[str, ScheduledOptimizer] = {"actor_optimizer": trainer.actor_optimizer}
     if trainer.critic_optimizer is not None:
         optimizers["critic_optimizer"] = trainer.critic_optimizer
     return optimizers
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        state = cast("dict[str, Any]", json.loads(path.read_text()))
+        return cast("dict[str, Any]", json.loads(path.read_text()))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}. Go on from an earlier checkpoint.") from error
-    found = (state.get("format"), state.get("world_size"))
-    if found != (_FORMAT, 1):
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    state = _read_json(path)
+    if state.get("format") != _FORMAT or not isinstance(state.get("world_size"), int):
         raise CheckpointError(
-            f"{path}: expected format {_FORMAT!r} and 1 rank, found format {found[0]!r} and {found[1]} ranks. "
-            "Resume with the engine and the number of ranks that wrote it."
+            f"{path}: expected format {_FORMAT!r} and a number of ranks, found format {state.get('format')!r} and "
+            f"{state.get('world_size')!r} ranks. Resume with the version of this project that wrote it."
         )
     return state
 
@@ -129,7 +154,9 @@ def _require_same_steps(moments: Mapping[str, Tensor], steps: int, path: Path) -
 
 
 def _require_same_shapes(model: nn.Module, stored: nn.Module, path: Path) -> None:
-    expected, found = ({name: tuple(p.shape) for name, p in m.named_parameters()} for m in (model, stored))
+    expected, found = (
+        {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in m.named_parameters()} for m in (model, stored)
+    )
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
             raise CheckpointError(

@@ -18,10 +18,11 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_core.engines.exploration_noise import explored_logits
 from rlhf_core.engines.inverse_cdf import draw_tokens
 from rlhf_core.engines.key_value_cache import RoomyCache
+from rlhf_core.engines.memory import BatchSize, in_batches
 from rlhf_core.engines.non_finite import NonFiniteLogits
 from rlhf_core.engines.protocols import Generation, GenerationRequest, Sampling
 from rlhf_core.engines.stop_strings import StopStrings
-from rlhf_core.errors import DataError, OutOfMemory
+from rlhf_core.errors import DataError
 from rlhf_core.models.precision import Autocast, autocast_context
 from rlhf_core.numerics.logprobs import require_temperature
 from rlhf_core.numerics.masking import mask_from_lengths
@@ -43,12 +44,12 @@ class TransformersRollout:
         Args:
             model: a causal language model in eval mode; its weights may change between calls.
             tokenizer: knows EOS, and decodes where stop texts are looked for.
-            batch_size: responses generated together.
+            batch_size: responses generated together; fewer where memory runs out.
             autocast: bfloat16 runs the matrix products in bf16, where the processor has units for it.
         """
         self.model = model
         self.tokenizer = tokenizer
-        self.batch_size = batch_size
+        self.batch = BatchSize(batch_size)
         self.autocast: Autocast = autocast
         self.eos_ids = eos_token_ids(model, tokenizer)
 
@@ -59,7 +60,7 @@ class TransformersRollout:
             DataError: a prompt has no token.
             ConfigError: the temperature is not above 0.
             NonFiniteLogits: the policy's logits are NaN or infinite; names the request.
-            OutOfMemory: memory ran out.
+            OutOfMemory: memory ran out with a single response.
         """
         require_temperature(sampling.temperature)
         for index, request in enumerate(requests):
@@ -68,18 +69,15 @@ class TransformersRollout:
         by_length = sorted(range(len(requests)), key=lambda i: (len(requests[i].prompt_ids), requests[i].prompt_ids))
         by_length.reverse()
         found: dict[int, Generation] = {}
-        try:
-            with torch.no_grad(), autocast_context(self.model.device, self.autocast):
-                for start in range(0, len(by_length), self.batch_size):
-                    indices = by_length[start : start + self.batch_size]
-                    drafts = [_Draft(index, requests[index]) for index in indices]
-                    self._complete(drafts, sampling)
-                    found |= {draft.index: draft.generation for draft in drafts}
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(
-                f"memory ran out while sampling {self.batch_size} responses of up to {sampling.max_new_tokens} tokens "
-                "together. Set rollout.batch_size lower."
-            ) from error
+
+        def sample(places: range) -> None:
+            drafts = [_Draft(index, requests[index]) for index in by_length[places.start : places.stop]]
+            self._complete(drafts, sampling)
+            found.update((draft.index, draft.generation) for draft in drafts)
+
+        with torch.no_grad(), autocast_context(self.model.device, self.autocast):
+            work = f"sampling responses of up to {sampling.max_new_tokens} tokens"
+            in_batches(len(by_length), self.batch, sample, work=work)
         return [found[index] for index in range(len(requests))]
 
     def _complete(self, drafts: list[_Draft], sampling: Sampling) -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import yaml
 
 from rlhf_core.config.evaluation import BenchmarkConfig, EvaluationConfig
+from rlhf_core.engines.protocols import TokenScorer
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.evaluation.local_tasks import stratified_subset
 
@@ -39,7 +40,7 @@ _STRATUM_FIELDS = ("stratum", "subject", "activity_label", "category")
 
 
 def answer_benchmarks(
-    model: Any,
+    scorer: TokenScorer,
     tokenizer: Any,
     evaluation: EvaluationConfig,
     tasks: Path,
@@ -48,7 +49,7 @@ def answer_benchmarks(
     """Answer every benchmark's fixed items; rows as in `ITEM_SCHEMA`, in an order that never changes.
 
     Args:
-        model: the policy, a Hugging Face causal language model in eval mode.
+        scorer: of the policy.
         tokenizer: its tokenizer.
         evaluation: benchmarks, batch size and seed.
         tasks: folder that `write_local_task` filled for the benchmarks with a local path.
@@ -66,7 +67,7 @@ def answer_benchmarks(
         from rlhf_core.evaluation.harness_model import HarnessModel
 
         disable_progress_bars()
-        answerer = HarnessModel(model, tokenizer, batch_size=evaluation.batch_size, advance=advance)
+        answerer = HarnessModel(scorer, tokenizer, batch_size=evaluation.batch_size, advance=advance)
         for benchmark in evaluation.benchmarks:
             frames.append(_answer(answerer, benchmark, tasks, evaluation.seed))
     return pd.concat([frame for frame in frames if len(frame)] or frames, ignore_index=True)

@@ -10,23 +10,20 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import has_bos_prefix
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from rlhf_core.engines.protocols import TokenScorer
 from rlhf_core.errors import ConfigError
-from rlhf_core.evaluation.prefix_scorer import loglikelihoods
-
-_DEFAULT_MAX_LENGTH = 2048
 
 
 class HarnessModel(TemplateLM):
     """Answers the harness's log-likelihood requests with shared contexts; tokenises as its own HFLM does."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, batch_size: int, advance: Callable[[int], None]) -> None:
+    def __init__(self, scorer: TokenScorer, tokenizer: Any, *, batch_size: int, advance: Callable[[int], None]) -> None:
         """`advance` is called with the number of requests just answered."""
         super().__init__()
         self.advance = advance
-        self.model = model
+        self.scorer = scorer
         self.tokenizer = tokenizer
         self.batch_size = batch_size
-        self._device = model.device
 
     @property
     def eot_token_id(self) -> int:
@@ -39,7 +36,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        return int(getattr(self.model.config, "max_position_embeddings", None) or _DEFAULT_MAX_LENGTH)
+        return self.scorer.max_length
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Tokens of a text, with the tokenizer's own special tokens unless asked otherwise or already there."""
@@ -52,9 +49,7 @@ class HarnessModel(TemplateLM):
         self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
         pairs = [(context, continuation) for _, context, continuation in requests]
-        return loglikelihoods(
-            self.model, pairs, max_length=self.max_length, batch_size=self.batch_size, advance=self.advance
-        )
+        return self.scorer.loglikelihoods(pairs, batch_size=self.batch_size, advance=self.advance)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)

@@ -36,7 +36,6 @@ from rlhf_core.evaluation.held_out import HELD_OUT_SCHEMA, paired_gain, reward_s
 from rlhf_core.evaluation.local_tasks import write_local_task
 from rlhf_core.evaluation.perplexity import perplexity
 from rlhf_core.models.loading import pad_token_id
-from rlhf_core.models.precision import autocast_context
 from rlhf_core.numerics.masking import masked_mean
 from rlhf_core.runtime import Runtime
 
@@ -207,18 +206,14 @@ def prepare_tasks(runtime: Runtime) -> StageRef:
 
 def _abilities(runtime: Runtime, policy: CheckpointRef) -> tuple[pd.DataFrame, float | None]:
     """Answers to the benchmarks' items, and perplexity on held-out general text (None without such text)."""
-    config, evaluation = runtime.config, runtime.config.evaluation
-    model = runtime.at(policy).policy_model()
+    evaluation = runtime.config.evaluation
+    workers = runtime.at(policy)
     documents = prepared.ptx_documents(runtime.folder, held_out=True)
-    window = int(getattr(model.config, "max_position_embeddings", None) or 2048)
     requests = _CHOICES_PER_ITEM * sum(one.items or 0 for one in evaluation.benchmarks)
-    with (
-        autocast_context(runtime.device, config.model.autocast),
-        runtime.progress("benchmarks", requests) as bar,
-    ):
+    with runtime.progress("benchmarks", requests) as bar:
         tasks = runtime.folder.baseline / "tasks"
-        items = answer_benchmarks(model, runtime.tokenizer, evaluation, tasks, bar.advance)
-        return items, perplexity(model, documents, max_length=window, batch_size=evaluation.batch_size)
+        items = answer_benchmarks(workers, runtime.tokenizer, evaluation, tasks, bar.advance)
+        return items, perplexity(workers, documents, batch_size=evaluation.batch_size)
 
 
 def _held_out(runtime: Runtime, policy: CheckpointRef) -> tuple[pd.DataFrame, float]:

@@ -22,6 +22,25 @@ def identity(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Ranks:
+    """Which rank this is, of how many, and how they add up."""
+
+    number: int = 0
+    count: int = 1
+    all_reduce: AllReduce = identity
+
+    def maximum(self, value: Float[Tensor, ""]) -> float:
+        """The largest of all ranks' values; every rank must call it."""
+        places = torch.zeros(self.count, dtype=torch.float64, device=value.device)
+        places[self.number] = value.double()
+        return float(self.all_reduce(places).max())
+
+
+SOLO = Ranks()
+"""The only rank."""
+
+
+@dataclass(frozen=True)
 class Moments:
     """Global count, mean, sum of squared deviations from that mean, in the units of the values."""
 

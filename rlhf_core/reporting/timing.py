@@ -8,20 +8,27 @@ import pandas as pd
 
 from rlhf_core.data.json_lines import append_json_line, read_json_lines
 from rlhf_core.data.store import RunFolder
+from rlhf_core.engines.memory_use import MemoryUse
 from rlhf_core.errors import DataError
 
 TIMING_FILE = "timing.jsonl"
 
 
-def record_timing(folder: RunFolder, iteration: int, stage: str, seconds: float) -> None:
-    """Add the wall time of one stage; iteration 0 stands for what precedes the first. Retries add up.
+def record_timing(
+    folder: RunFolder, iteration: int, stage: str, seconds: float, memory: MemoryUse | None = None
+) -> None:
+    """Add the wall time of one stage, and its memory use where it is known.
+
+    Iteration 0 stands for what precedes the first. Retries add up.
 
     Raises:
         DataError: seconds are negative or not finite.
     """
     if not math.isfinite(seconds) or seconds < 0:
         raise DataError(f"timing of {stage!r} in iteration {iteration}: {seconds} is not a duration in seconds.")
-    row = {"iteration": iteration, "stage": stage, "seconds": round(seconds, 4)}
+    row: dict[str, object] = {"iteration": iteration, "stage": stage, "seconds": round(seconds, 4)}
+    if memory is not None:
+        row |= {"memory_bytes": memory.used_bytes, "memory_share": round(memory.share, 4)}
     append_json_line(folder.metrics / TIMING_FILE, row)
 
 

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from rlhf_core.config.rollout import RolloutConfig
+from rlhf_core.config.run import RunConfig
+from rlhf_core.control.max_new_tokens import max_new_tokens_controller
 from rlhf_core.data.events import record_event
 from rlhf_core.data.prepared import POOL, prompt_pool
 from rlhf_core.data.prompt_pool import draw_prompts
 from rlhf_core.data.records import ROLLOUT_SCHEMA
-from rlhf_core.data.refs import CheckpointRef, StageRef
+from rlhf_core.data.refs import CheckpointRef, ControlState, StageRef
 from rlhf_core.data.store import (
     MANIFEST,
     StageKey,
@@ -52,7 +55,7 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, iteration: int) -> StageR
     if stored := finished_stage(final, key):
         return stored
     places = _places(runtime, iteration)
-    config = runtime.config.rollout
+    config = rollout_config(runtime.config, policy.control)
     origin = SampleOrigin(runtime.config.seed, iteration, policy.step)
     engine = runtime.rollout_engine(policy)
     with runtime.progress(f"iteration {iteration}: responses", len(places)) as bar:
@@ -78,6 +81,12 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, iteration: int) -> StageR
             given_up=given_up,
         )
     return load_stage(final)
+
+
+def rollout_config(config: RunConfig, control: ControlState) -> RolloutConfig:
+    """The settings of sampling, with responses as long as memory allows (F4)."""
+    limit = max_new_tokens_controller(config, control.max_new_tokens_cuts).value
+    return config.rollout.model_copy(update={"max_new_tokens": limit})
 
 
 def _sampled(runtime: Runtime, sampler: Sampler, places: list[Place]) -> tuple[Sampled, dict[str, float]]:
@@ -147,7 +156,7 @@ def _stage_key(runtime: Runtime, policy: CheckpointRef, iteration: int) -> Stage
             "prompts": file_sha256(runtime.folder.prompts / POOL),
         },
         settings={
-            "rollout": config.rollout.model_dump(mode="json", exclude={"batch_size"}),
+            "rollout": rollout_config(config, policy.control).model_dump(mode="json", exclude={"batch_size"}),
             "domain_weights": config.data.domain_weights,
             "general_fraction": config.data.general_fraction,
             "autocast": config.model.autocast,

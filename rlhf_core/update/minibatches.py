@@ -31,17 +31,26 @@ def mini_batches(lengths: Sequence[int], size: int, *, seed: int, epoch: int) ->
     return batches
 
 
-def micro_batches(rows: Sequence[int], lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Return the rows in ⌈rows / size⌉ micro-batches of about equal token counts, so that memory peaks stay low.
+def share_rows(rows: Sequence[int], lengths: Sequence[int], size: int, ranks: int = 1) -> list[list[list[int]]]:
+    """Return each rank's micro-batches of a mini-batch, equally many for all, of about equal token counts.
+
+    A rank's micro-batch is empty where there are fewer rows than ranks.
 
     Args:
-        rows: indices into `lengths`.
+        rows: indices into `lengths`, of the mini-batch.
         lengths: tokens of each rollout.
         size: rollouts of a micro-batch at most.
+        ranks: number of ranks.
     """
-    count = -(-len(rows) // size)
-    batches: list[list[int]] = [[] for _ in range(count)]
-    for rank, row in enumerate(sorted(rows, key=lambda row: (-lengths[row], row))):
-        lap, place = divmod(rank, count)
-        batches[place if lap % 2 == 0 else count - 1 - place].append(row)
-    return batches
+    shares = _deal(rows, lengths, ranks)
+    count = max(1, -(-max(map(len, shares)) // size))
+    return [_deal(share, lengths, count) for share in shares]
+
+
+def _deal(rows: Sequence[int], lengths: Sequence[int], count: int) -> list[list[int]]:
+    """The rows in `count` groups, whose sizes differ by at most one, longest first and to and fro."""
+    groups: list[list[int]] = [[] for _ in range(count)]
+    for number, row in enumerate(sorted(rows, key=lambda row: (-lengths[row], row))):
+        lap, place = divmod(number, count)
+        groups[place if lap % 2 == 0 else count - 1 - place].append(row)
+    return groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -12,7 +13,9 @@ from rlhf_core.checkpoints.save import new_reference, save_checkpoint
 from rlhf_core.config.ppo import KlControllerConfig
 from rlhf_core.config.run import RunConfig
 from rlhf_core.control.kl_controllers import kl_controller
+from rlhf_core.control.max_new_tokens import max_new_tokens_controller
 from rlhf_core.control.ptx_coef import moving_average
+from rlhf_core.data.events import record_event
 from rlhf_core.data.prepared import ptx_documents
 from rlhf_core.data.ptx_stream import draw_documents
 from rlhf_core.data.records import SAMPLED_TENSORS
@@ -46,11 +49,14 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, experience: StageRef, ite
     metrics = workers.update(tensors, documents, policy.control, iteration=iteration, seed=seed)
     kl_nats = experience.metrics["experience/kl_exact_nats"]
     control = next_control(policy.control, config.kl, kl_nats, rollouts=experience.rows)
+    control = memory_answer(runtime, control, iteration)
+    _record_halving(runtime.folder, metrics, iteration)
     metrics |= grad_norm_averages(policy.metrics, metrics)
     metrics |= {
         "control/kl_coef": control.kl_coef,
         "control/ptx_coef": control.ptx_coef,
         "control/learning_rate_factor": control.learning_rate_factor,
+        "control/max_new_tokens": float(max_new_tokens_controller(config, control.max_new_tokens_cuts).value),
     }
     ref = new_reference(runtime, iteration, control, metrics)
     return save_checkpoint(runtime, workers, ref, parent=policy.step, experience_sha256=experience.sha256)
@@ -75,6 +81,42 @@ def next_control(control: ControlState, config: KlControllerConfig, kl_nats: flo
         controller.load_state_dict(control.kl_controller)
     kl_coef = controller.observe(kl_nats)
     return control.model_copy(update={"kl_coef": kl_coef, "kl_controller": controller.state_dict()})
+
+
+def memory_answer(runtime: Runtime, control: ControlState, iteration: int) -> ControlState:
+    """Shorten the next iteration's responses where memory got scarce in this one, or restore them by a step (F4)."""
+    if not runtime.config.memory.watch:
+        return control
+    controller = max_new_tokens_controller(runtime.config, control.max_new_tokens_cuts)
+    before, use = controller.value, runtime.memory.take_peak()
+    after = controller.observe(use.share)
+    if after != before:
+        record_event(
+            runtime.folder,
+            "memory_pressure",
+            f"{use.share:.0%} of the memory was in use (memory.high_water={runtime.config.memory.high_water:g}): "
+            f"responses of the next iteration have up to {after} tokens instead of {before}.",
+            iteration=iteration,
+            before=before,
+            after=after,
+            used_bytes=use.used_bytes,
+            limit_bytes=use.limit_bytes,
+        )
+    return control.model_copy(update={"max_new_tokens_cuts": controller.state_dict()["cuts"]})
+
+
+def _record_halving(folder: RunFolder, metrics: Mapping[str, float], iteration: int) -> None:
+    count, size = metrics["update/out_of_memory_count"], metrics["update/micro_batch_rollouts"]
+    if count:
+        record_event(
+            folder,
+            "out_of_memory",
+            f"memory ran out {count:.0f} times in the update; it went on with {size:.0f} rollouts per pass. "
+            "The gradient is the same.",
+            iteration=iteration,
+            count=count,
+            micro_batch_rollouts=size,
+        )
 
 
 def read_experience(path: Path) -> ExperienceTensors:

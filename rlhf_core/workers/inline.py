@@ -1,81 +1,31 @@
-"""The worker group of one process: one trainer, called directly."""
+"""The worker group of one process: one rank, called directly."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlhf_core.config.run import RunConfig
-from rlhf_core.data.refs import ControlState
-from rlhf_core.engines.protocols import ExperienceTensors, RolloutEvaluation, RolloutTensors
 from rlhf_core.engines.torch_trainer import TorchTrainer
-from rlhf_core.engines.trainer_state import load_trainer, save_trainer
-from rlhf_core.errors import EngineError, OutOfMemory
-from rlhf_core.update.ppo import PpoUpdate
+from rlhf_core.errors import EngineError
+from rlhf_core.workers.rank import Rank
 
 
-class InlineWorkers:
+class InlineWorkers(Rank):
     """Implements `WorkerGroup`. After `close` every call raises EngineError."""
 
     def __init__(self, config: RunConfig, device: torch.device) -> None:
         """Load all models in the state of the SFT model. Raises ConfigError where one cannot be loaded."""
-        self._trainer: TorchTrainer | None = TorchTrainer(config, device)
-
-    def evaluate_rollouts(self, rollouts: RolloutTensors) -> RolloutEvaluation:
-        with _memory_errors("evaluating rollouts"):
-            return self._rank.evaluate(rollouts)
-
-    def update(
-        self,
-        experience: ExperienceTensors,
-        ptx_documents: Sequence[Sequence[int]],
-        control: ControlState,
-        *,
-        iteration: int,
-        seed: int,
-    ) -> dict[str, float]:
-        trainer = self._rank
-        with _memory_errors("the update"), trainer.training():
-            return PpoUpdate(trainer, experience, ptx_documents, control, iteration=iteration).run(seed=seed)
-
-    def save(self, folder: Path) -> None:
-        save_trainer(self._rank, folder)
-
-    def load(self, folder: Path) -> None:
-        load_trainer(self._rank, folder)
+        super().__init__(TorchTrainer(config, device))
 
     def policy_model(self) -> Any:
-        return self._rank.policy
+        """The live policy (a Hugging Face causal LM in eval mode)."""
+        return self.trainer.policy
 
     def close(self) -> None:
-        self._trainer = None
+        """Release the models."""
+        self.__dict__.clear()
 
-    @property
-    def _rank(self) -> TorchTrainer:
-        if self._trainer is None:
-            raise EngineError("these workers are closed; make new ones and load a checkpoint into them.")
-        return self._trainer
-
-
-@contextmanager
-def _memory_errors(work: str) -> Generator[None]:
-    """Turn torch's out-of-memory errors, on GPU and CPU, into ours."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _out_of_memory(work, error) from error
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
-            raise
-        raise _out_of_memory(work, error) from error
-
-
-def _out_of_memory(work: str, error: BaseException) -> OutOfMemory:
-    return OutOfMemory(
-        f"memory ran out in {work}: {error}. Lower ppo.micro_batch_rollouts (the result stays the same) or "
-        "rollout.max_new_tokens, or set model.gradient_checkpointing=true."
-    )
+    def __getattr__(self, name: str) -> Any:
+        raise EngineError("these workers are closed; make new ones and load a checkpoint into them.")

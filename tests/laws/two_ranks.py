@@ -1,4 +1,4 @@
-"""One rank of a gloo group: three updates on its share of the rollouts."""
+"""One rank of a gloo group: three updates, of whose mini-batches it has a share."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from rlhf_core.data.refs import ControlState
-from rlhf_core.engines.protocols import RolloutTensors
 from rlhf_core.engines.torch_trainer import TorchTrainer
 from rlhf_core.experience.build import Estimation, Judgement, build_experience
-from rlhf_core.numerics.reductions import AllReduce, identity
+from rlhf_core.numerics.reductions import SOLO, Ranks
 from rlhf_core.update.ppo import PpoUpdate
 from tests.rlhf_core.engines.trainer_case import (
     CPU,
-    LENGTHS,
     learnt_from,
     parameters,
     perturb,
@@ -32,9 +30,9 @@ SCORES = torch.tensor([0.3, -1.2, 0.9, 2.0, -0.4, 0.1, -2.0, 0.6])
 
 
 def three_updates(
-    model: Path, algorithm: dict[str, Any], rows: list[int], all_reduce: AllReduce
+    model: Path, algorithm: dict[str, Any], ranks: Ranks
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Parameters of policy and critic after three updates on `rows`, and the metrics of each."""
+    """Parameters of policy and critic after three updates on all rollouts, and the metrics of each."""
     # An epsilon above the rounding of gradients: Adam would blow up noise where a gradient is almost 0.
     optimizer = {"learning_rate": 1e-2, "warmup_steps": 0, "epsilon": 1e-3}
     trainer = TorchTrainer(
@@ -48,21 +46,20 @@ def three_updates(
     )
     if trainer.critic is not None:
         perturb(trainer.critic)
-    every = random_rollouts()
-    rollouts = RolloutTensors(**{name: tensor[rows] for name, tensor in vars(every).items()})
+    rollouts = random_rollouts()
     judged = Judgement(
-        scores=SCORES[rows],
-        is_truncated=torch.zeros(len(rows), dtype=torch.bool),
-        group_ids=torch.tensor([row // 4 for row in rows]),
+        scores=SCORES,
+        is_truncated=torch.zeros(len(SCORES), dtype=torch.bool),
+        group_ids=torch.tensor([row // 4 for row in range(len(SCORES))]),
     )
     found: list[dict[str, float]] = []
     for number in range(1, UPDATES + 1):
         said = trainer.evaluate(rollouts)
         how = Estimation(kl_coef=0.05, iteration=number, config=trainer.config)
-        built, _ = build_experience(said, judged, rollouts.response_mask, how, all_reduce=all_reduce)
+        built, _ = build_experience(said, judged, rollouts.response_mask, how)
         experience = learnt_from(rollouts, said, built.advantages, built.returns)
         control = ControlState(kl_coef=0.05, ptx_coef=0.0)
-        update = PpoUpdate(trainer, experience, [], control, iteration=number, all_reduce=all_reduce)
+        update = PpoUpdate(trainer, experience, [], control, iteration=number, ranks=ranks)
         found.append(update.run(seed=number))
     models = {"policy": trainer.policy} | ({} if trainer.critic is None else {"critic": trainer.critic})
     tensors = {f"{name}.{key}": value for name, held in models.items() for key, value in parameters(held).items()}
@@ -70,7 +67,7 @@ def three_updates(
 
 
 def run_rank(rank: int, model: Path, algorithm: dict[str, Any], folder: Path) -> None:
-    """What each process does: groups of four rows stay together, as they do on real ranks."""
+    """What each process does."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
 
@@ -79,8 +76,7 @@ def run_rank(rank: int, model: Path, algorithm: dict[str, Any], folder: Path) ->
         dist.all_reduce(total)
         return total
 
-    rows = list(range(len(LENGTHS)))[4 * rank : 4 * rank + 4]
-    tensors, metrics = three_updates(model, algorithm, rows, all_reduce)
+    tensors, metrics = three_updates(model, algorithm, Ranks(rank, 2, all_reduce))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / f"rank{rank}.safetensors")
     (folder / f"rank{rank}.json").write_text(json.dumps(metrics))
     dist.destroy_process_group()
@@ -88,4 +84,4 @@ def run_rank(rank: int, model: Path, algorithm: dict[str, Any], folder: Path) ->
 
 def one_rank(model: Path, algorithm: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """The same on a single rank."""
-    return three_updates(model, algorithm, list(range(len(LENGTHS))), identity)
+    return three_updates(model, algorithm, SOLO)

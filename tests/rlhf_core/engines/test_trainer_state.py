@@ -134,7 +134,7 @@ DAMAGES = {
     "no state": (lambda folder: (folder / "trainer/state.json").unlink(), "state.json cannot be read"),
     "half a state": (lambda folder: halve_file(folder / "trainer/state.json"), "state.json cannot be read"),
     "foreign format": (lambda folder: edit_state(folder, format="other"), "expected format"),
-    "two ranks": (lambda folder: edit_state(folder, world_size=2), "2 ranks"),
+    "another format": (lambda folder: edit_state(folder, format="trainer-1"), "trainer-2"),
     "no moments": (lambda folder: (folder / "trainer/critic_optimizer.safetensors").unlink(), "critic_optimizer"),
     "empty moments": (
         lambda folder: (folder / "trainer/actor_optimizer.safetensors").write_bytes(b""),
@@ -150,7 +150,7 @@ DAMAGES = {
     ),
     "no policy": (lambda folder: shutil.rmtree(folder / "policy"), "holds no whole model"),
     "half a critic": (lambda folder: halve_file(folder / "critic/model.safetensors"), "holds no whole model"),
-    "no random states": (lambda folder: (folder / "trainer/random.safetensors").unlink(), "random.safetensors"),
+    "no random states": (lambda folder: (folder / "trainer/random-00000.safetensors").unlink(), "random-00000"),
     "another model": (other_model, "has shape None"),
 }
 

@@ -170,6 +170,27 @@ def test_running_out_of_memory_is_said_with_the_setting_to_change(model, tokeniz
         handle.remove()
 
 
+def test_sampling_that_runs_out_of_memory_goes_on_with_half_and_gives_the_same_responses(model, tokenizer):
+    requests = [GenerationRequest((5 + i, 6), i) for i in range(5)]
+    expected = TransformersRollout(model, tokenizer, batch_size=5).generate(requests, SAMPLING)
+    engine = TransformersRollout(model, tokenizer, batch_size=5)
+    seen: list[int] = []
+
+    def fail(module, inputs, output):
+        seen.append(len(output))
+        if len(output) > 2:
+            raise torch.OutOfMemoryError("no room")
+
+    handle = model.get_input_embeddings().register_forward_hook(fail)
+    try:
+        found = engine.generate(requests, SAMPLING)
+    finally:
+        handle.remove()
+    assert [one.response_ids for one in found] == [one.response_ids for one in expected]
+    assert seen[0] == 5 and max(seen[1:]) == 2
+    assert (engine.batch.size, engine.batch.out_of_memory_count) == (2, 1)
+
+
 def test_only_special_tokens_of_the_generation_settings_end_a_response(model, tokenizer, monkeypatch):
     monkeypatch.setattr(model.generation_config, "eos_token_id", [tokenizer.eos_token_id, 40])
     assert eos_token_ids(model, tokenizer) == frozenset({tokenizer.eos_token_id})

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from rlhf_core.config.evaluation import BenchmarkConfig, EvaluationConfig
+from rlhf_core.engines.prefix_scorer import ModelScorer
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.evaluation import benchmarks
 from rlhf_core.evaluation.benchmarks import ITEM_SCHEMA, MARGIN_LIMIT, answer_benchmarks, choice_margin
@@ -40,7 +41,7 @@ def tasks(world, tmp_path_factory):
 
 def answer(model, tokenizer, tasks, *chosen):
     done: list[int] = []
-    frame = answer_benchmarks(model, tokenizer, EvaluationConfig(benchmarks=chosen), tasks, done.append)
+    frame = answer_benchmarks(ModelScorer(model), tokenizer, EvaluationConfig(benchmarks=chosen), tasks, done.append)
     return frame, sum(done)
 
 

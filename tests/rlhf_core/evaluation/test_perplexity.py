@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from rlhf_core.engines.prefix_scorer import ModelScorer
 from rlhf_core.evaluation import perplexity as module
 from rlhf_core.evaluation.perplexity import perplexity
 from tests.tiny_model import make_tiny_model
@@ -16,6 +17,12 @@ from tests.tiny_model import make_tiny_model
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return LlamaForCausalLM.from_pretrained(make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")).eval()
+
+
+def scorer(model, max_length):
+    found = ModelScorer(model)
+    found.max_length = max_length
+    return found
 
 
 @torch.no_grad()
@@ -30,28 +37,28 @@ def definition(model, documents, limit):
 
 def test_perplexity_weighs_every_token_alike(model):
     documents = [[1, 2, 3, 4, 5, 6, 7, 8], [9, 3], [5, 5, 5]]
-    got = perplexity(model, documents, max_length=64, batch_size=2)
+    got = perplexity(scorer(model, 64), documents, batch_size=2)
     assert got == pytest.approx(definition(model, documents, 64), rel=1e-5)
-    shuffled = perplexity(model, documents[::-1], max_length=64, batch_size=3)
+    shuffled = perplexity(scorer(model, 64), documents[::-1], batch_size=3)
     assert got == pytest.approx(shuffled, rel=1e-6)
 
 
 def test_only_the_start_of_a_long_document_is_read(model, monkeypatch):
     document = [[n % 30 for n in range(40)]]
-    by_model = perplexity(model, document, max_length=16, batch_size=1)
+    by_model = perplexity(scorer(model, 16), document, batch_size=1)
     assert by_model == pytest.approx(definition(model, document, 16), rel=1e-5)
     monkeypatch.setattr(module, "MAX_DOCUMENT_TOKENS", 16)
-    assert perplexity(model, document, max_length=64, batch_size=1) == pytest.approx(by_model, rel=1e-6)
+    assert perplexity(scorer(model, 64), document, batch_size=1) == pytest.approx(by_model, rel=1e-6)
 
 
 @pytest.mark.parametrize("documents", [[], [[1]], [[], [2]]])
 def test_there_is_no_perplexity_without_a_scored_token(model, documents):
-    assert perplexity(model, documents, max_length=64, batch_size=2) is None
+    assert perplexity(scorer(model, 64), documents, batch_size=2) is None
 
 
 @pytest.mark.parametrize(("scale", "want"), [(math.nan, math.nan), (1e6, math.inf)])
 def test_a_destroyed_model_has_no_finite_perplexity(tmp_path, scale, want):
     model = LlamaForCausalLM.from_pretrained(make_tiny_model(tmp_path / "model")).eval()
     torch.nn.init.constant_(model.model.norm.weight, scale)
-    found = perplexity(model, [[1, 2, 3, 4, 5]], max_length=64, batch_size=2)
+    found = perplexity(scorer(model, 64), [[1, 2, 3, 4, 5]], batch_size=2)
     assert found == pytest.approx(want, nan_ok=True)

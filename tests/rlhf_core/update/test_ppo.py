@@ -80,6 +80,7 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole_mini_batch(model, siz
     whole, cut = sgd_like(model), sgd_like(model, micro_batch_rollouts=size)
     start = parameters(whole.policy)
     metrics, cut_metrics = updated(whole), updated(cut)
+    assert (metrics.pop("update/micro_batch_rollouts"), cut_metrics.pop("update/micro_batch_rollouts")) == (8, size)
     assert_equal_models(whole, cut, atol=1e-6)
     assert max(float((p - start[n]).abs().max()) for n, p in parameters(whole.policy).items()) > 1e-4
     assert metrics == pytest.approx(cut_metrics, rel=1e-4, abs=1e-5)

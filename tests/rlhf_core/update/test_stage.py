@@ -11,15 +11,19 @@ from safetensors.torch import load_file, save_file
 
 from rlhf_core.checkpoints.registry import Registry
 from rlhf_core.checkpoints.stage import start_policy
+from rlhf_core.config.memory import MemoryConfig
 from rlhf_core.config.ppo import KlControllerConfig
+from rlhf_core.data.events import read_events
 from rlhf_core.data.records import SAMPLED_TENSORS, SCORED_SCHEMA
 from rlhf_core.data.refs import CheckpointRef, ControlState, StageRef
 from rlhf_core.data.store import StageKey, finish_stage, load_stage, stage_folder, write_table
+from rlhf_core.engines.memory_use import MemoryUse, MemoryWatch
 from rlhf_core.errors import CannotLearn, DataError
 from rlhf_core.experience import stage as experience_stage
+from rlhf_core.rollout.stage import rollout_config
 from rlhf_core.runtime import Runtime, close_runtime, open_runtime, prepare_run
 from rlhf_core.update import stage as update_stage
-from rlhf_core.update.stage import next_control, read_experience
+from rlhf_core.update.stage import memory_answer, next_control, read_experience
 from tests.rlhf_core.engines.trainer_case import ppo, run_config
 from tests.tiny_model import make_tiny_model
 
@@ -187,3 +191,31 @@ def test_experience_that_is_missing_damaged_or_short_of_a_tensor_is_refused(tmp_
     save_file({"advantages": torch.zeros(1)}, path)
     with pytest.raises(DataError, match="old_logprobs"):
         read_experience(path)
+
+
+def test_scarce_memory_shortens_the_next_responses_and_calm_restores_them_across_checkpoints(
+    runtime, policy, monkeypatch
+):
+    uses = iter(MemoryUse(used, 100) for used in (90, 86, 85, 20, 20))
+    monkeypatch.setattr(runtime, "memory", MemoryWatch(lambda: next(uses)))
+    long = runtime.config.rollout.model_copy(update={"max_new_tokens": 64})
+    monkeypatch.setattr(runtime, "config", runtime.config.model_copy(update={"rollout": long}))
+    control, limits = policy.control, []
+    for iteration in range(1, 6):
+        control = ControlState.model_validate_json(memory_answer(runtime, control, iteration).model_dump_json())
+        limits.append(rollout_config(runtime.config, control).max_new_tokens)
+    assert limits == [48, 36, 48, 64, 64]
+    events = [event for event in read_events(runtime.folder) if event["kind"] == "memory_pressure"]
+    assert [(event["facts"]["before"], event["facts"]["after"]) for event in events] == [
+        (64, 48),
+        (48, 36),
+        (36, 48),
+        (48, 64),
+    ]
+
+
+def test_memory_that_is_not_watched_changes_nothing(runtime, policy, monkeypatch):
+    monkeypatch.setattr(runtime, "memory", MemoryWatch(lambda: pytest.fail("read")))
+    config = runtime.config.model_copy(update={"memory": MemoryConfig(watch=False)})
+    monkeypatch.setattr(runtime, "config", config)
+    assert memory_answer(runtime, policy.control, 1) == policy.control

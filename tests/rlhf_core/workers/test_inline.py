@@ -24,9 +24,9 @@ def test_an_update_survives_save_and_load_through_the_protocol(model, tmp_path):
     rollouts = random_rollouts()
     said = workers.evaluate_rollouts(rollouts)
     assert isinstance(workers, InlineWorkers)
-    metrics = workers.update(random_experience(workers._rank, rollouts), [], CONTROL, iteration=1, seed=1)
+    metrics = workers.update(random_experience(workers.trainer, rollouts), [], CONTROL, iteration=1, seed=1)
     workers.save(tmp_path / "checkpoint")
-    other: WorkerGroup = InlineWorkers(run_config(model), CPU)
+    other = InlineWorkers(run_config(model), CPU)
     other.load(tmp_path / "checkpoint")
     assert metrics["update/optimizer_steps"] == 4.0
     assert torch.equal(other.evaluate_rollouts(rollouts).logprobs, workers.evaluate_rollouts(rollouts).logprobs)
@@ -51,9 +51,30 @@ def test_memory_that_runs_out_is_a_typed_error_with_advice(model, monkeypatch, e
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(workers._rank.policy.base_model, "forward", fail)
+    monkeypatch.setattr(workers.trainer.policy.base_model, "forward", fail)
     with pytest.raises(OutOfMemory, match="micro_batch_rollouts"):
         workers.evaluate_rollouts(random_rollouts())
+
+
+def test_an_evaluation_that_runs_out_of_memory_goes_on_with_half_and_says_the_same(model, monkeypatch):
+    workers = InlineWorkers(run_config(model), CPU)
+    expected = workers.evaluate_rollouts(random_rollouts())
+    body = workers.trainer.policy.base_model
+    forward, calls = body.forward, []
+
+    def scarce(*args: object, **settings: object) -> object:
+        calls.append(1)
+        if len(calls) == 2:  # after the first batch's rows are there
+            raise torch.OutOfMemoryError("no room")
+        return forward(*args, **settings)
+
+    monkeypatch.setattr(body, "forward", scarce)
+    found = workers.evaluate_rollouts(random_rollouts())
+    assert workers._rank.evaluation_batch.size == 2
+    assert workers._rank.update_batch.size == 4
+    assert len(calls) == 4
+    for name, tensor in vars(expected).items():
+        torch.testing.assert_close(vars(found)[name], tensor, rtol=0, atol=1e-5, msg=name)
 
 
 def test_another_runtime_error_is_passed_on_as_it_is(model, monkeypatch):
@@ -62,6 +83,6 @@ def test_another_runtime_error_is_passed_on_as_it_is(model, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("shape mismatch")
 
-    monkeypatch.setattr(workers._rank.policy.base_model, "forward", fail)
+    monkeypatch.setattr(workers.trainer.policy.base_model, "forward", fail)
     with pytest.raises(RuntimeError, match="shape mismatch"):
         workers.evaluate_rollouts(random_rollouts())

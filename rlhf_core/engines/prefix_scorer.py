@@ -15,11 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_core.engines.protocols import TokenPair
 from rlhf_core.errors import DataError
+from rlhf_core.models.precision import Autocast, autocast_context
 from rlhf_core.numerics.head_matmul import cache_blocks
 
 MAX_ROW_TOKENS = 1024
 """Attention grows with the square of a row; a context with more choices than fit is repeated in a second row."""
+_DEFAULT_WINDOW = 2048
 _PADDING = -1
 _CONTEXT = 0
 _PROBE_TOLERANCE_NATS = 1e-3
@@ -56,9 +59,30 @@ class _Targets:
     result: Tensor
 
 
+class ModelScorer:
+    """A `TokenScorer` on a model that lives in this process."""
+
+    def __init__(self, model: Any, *, autocast: Autocast = "off") -> None:
+        """Keep a Hugging Face causal language model in eval mode; its weights may change between calls."""
+        self.model, self.autocast = model, autocast
+        self.max_length = model_window(model)
+
+    def loglikelihoods(
+        self, pairs: Sequence[TokenPair], *, batch_size: int, advance: Callable[[int], None] = lambda done: None
+    ) -> list[tuple[float, bool]]:
+        """See `TokenScorer`."""
+        with autocast_context(self.model.device, self.autocast):
+            return loglikelihoods(self.model, pairs, max_length=self.max_length, batch_size=batch_size, advance=advance)
+
+
+def model_window(model: Any) -> int:
+    """Tokens that a model can read."""
+    return int(getattr(model.config, "max_position_embeddings", None) or _DEFAULT_WINDOW)
+
+
 def loglikelihoods(
     model: Any,
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    pairs: Sequence[TokenPair],
     *,
     max_length: int,
     batch_size: int,
@@ -97,7 +121,7 @@ def loglikelihoods(
     return list(zip(sums.tolist(), greedy.tolist(), strict=True))
 
 
-def shared_rows(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], *, max_length: int) -> list[SharedRow]:
+def shared_rows(pairs: Sequence[TokenPair], *, max_length: int) -> list[SharedRow]:
     """Group pairs by their context, after cutting from the left what does not fit; rows keep to `MAX_ROW_TOKENS`."""
     groups: dict[tuple[int, ...], list[Continuation]] = {}
     for index, (context, continuation) in enumerate(pairs):

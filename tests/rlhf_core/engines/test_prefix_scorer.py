@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
+from rlhf_core.engines import prefix_scorer
+from rlhf_core.engines.prefix_scorer import ModelScorer, can_share_context, loglikelihoods, shared_rows
 from rlhf_core.errors import ConfigError, DataError
-from rlhf_core.evaluation import prefix_scorer
-from rlhf_core.evaluation.prefix_scorer import can_share_context, loglikelihoods, shared_rows
 from rlhf_core.models.packed_attention import use_packed_attention
 from tests.tiny_model import make_tiny_model
 
@@ -104,7 +104,7 @@ def test_harness_model_equals_the_harness_own_model(folder, model):
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     words = [word for word in tokenizer.get_vocab() if word.isalpha()][:40]
-    ours = HarnessModel(model, tokenizer, batch_size=4, advance=lambda done: None)
+    ours = HarnessModel(ModelScorer(model), tokenizer, batch_size=4, advance=lambda done: None)
     theirs = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4)
     texts = [(" ".join(words[n : n + 5]), f" {words[n + 9]} {words[n + 2]}") for n in range(12)]
     texts += [(texts[0][0], f" {words[20]}"), (texts[0][0] + " ", words[21]), ("", " ".join(words[3:6]))]

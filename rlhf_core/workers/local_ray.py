@@ -1,0 +1,78 @@
+"""A Ray cluster: the one at the given address, or one that this process starts for itself."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from typing import Any, cast
+
+import ray
+import torch
+from ray.util.placement_group import placement_group
+
+from rlhf_core.config.run import RunConfig
+from rlhf_core.errors import ConfigError, EngineError
+
+
+def connect(config: RunConfig) -> None:
+    """Join the cluster, or start a local one with as many cores as the ranks reserve; again does nothing.
+
+    Raises:
+        EngineError: no cluster answers at the address.
+    """
+    if ray.is_initialized():
+        return
+    cluster = config.cluster
+    # A package of this project's code is on every machine; the driver's folder need not be sent.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    options: dict[str, Any] = {"address": cluster.address}
+    if cluster.address is None:
+        options = {
+            "num_cpus": max(os.cpu_count() or 1, math.ceil(cluster.ranks * cluster.cpus_per_rank)),
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+        }
+    try:
+        ray.init(**options, log_to_driver=True, logging_level=logging.WARNING, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        where = "a local Ray could not be started" if cluster.address is None else f"no Ray at {cluster.address}"
+        raise EngineError(
+            f"{where}: {error}. Start one (`ray start --head`) and give cluster.address, or leave that out: a local "
+            "one is started."
+        ) from error
+
+
+def reserve(config: RunConfig) -> Any:
+    """Cores and GPUs for all ranks at once, packed or spread over the machines.
+
+    Raises:
+        ConfigError: the cluster has too little for them.
+    """
+    cluster = config.cluster
+    gpus = cluster.gpus_per_rank
+    if gpus is None:
+        gpus = 1.0 if config.compute.device != "cpu" and _has_gpus() else 0.0
+    bundle = {"CPU": cluster.cpus_per_rank} | ({"GPU": gpus} if gpus else {})
+    group = placement_group([dict(bundle) for _ in range(cluster.ranks)], strategy=cluster.placement.upper())
+    if not cast(bool, group.wait(timeout_seconds=cluster.start_seconds)):
+        ray.util.remove_placement_group(group)
+        raise ConfigError(
+            f"cluster: {cluster.ranks} ranks of {bundle} do not fit; Ray has {_available()}. Lower cluster.ranks, "
+            "cpus_per_rank or gpus_per_rank, or add machines."
+        )
+    return group
+
+
+def disconnect() -> None:
+    """Leave the cluster; a local one ends."""
+    if ray.is_initialized():
+        ray.shutdown()
+
+
+def _has_gpus() -> bool:
+    return torch.cuda.is_available() or ray.cluster_resources().get("GPU", 0) > 0
+
+
+def _available() -> dict[str, float]:
+    return {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
