@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from flows.cli_checkpoints import checkpoints_app
+from flows.cli_notify import notify_app
 from rlhf_core import __version__
 from rlhf_core.errors import RlhfError, ServerError
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 server_app = typer.Typer(no_args_is_help=True, help="The local Prefect server.")
 app.add_typer(server_app, name="server")
 app.add_typer(checkpoints_app, name="checkpoints")
+app.add_typer(notify_app)
 console = Console(stderr=True)
 
 Config = Annotated[str, typer.Argument(help="a preset (quickstart, smollm2_hh) or a YAML file")]

@@ -18,6 +18,7 @@
     ├── RemoteScorerError      a remote scorer did not answer; time may heal it
     ├── ServerError            the Prefect server cannot be reached
     ├── CannotLearn            the run cannot succeed as it stands (no valid samples, all cut)
+    ├── NotificationFailed     a test message did not go through; a run's own messages never raise
     └── OrchestratorLost       the process that leads the run was lost too often without progress
 
 `transient` says whether a retry can help. `exit_code` is what the command line returns. A damaged checkpoint is no
@@ -109,3 +110,7 @@ class CannotLearn(RlhfError):
 
 class OrchestratorLost(RlhfError):
     exit_code = 12
+
+
+class NotificationFailed(RlhfError):
+    exit_code = 13

@@ -11,6 +11,7 @@ from rlhf_core.decisions.stage import run_stage as decide_stage
 from rlhf_core.evaluation.stage import run_gate
 from tasks.artifacts import publish_gate_table
 from tasks.baseline import describe
+from tasks.notify import notify_decision
 from tasks.retrying import engines, stage_task
 from tasks.run import Run
 
@@ -57,4 +58,5 @@ def carry_out(
         following.control.ptx_coef,
         following.control.learning_rate_factor,
     )
+    notify_decision(run, decision, round_number)
     return following

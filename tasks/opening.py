@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from prefect import get_run_logger, task
+from prefect import get_run_logger, tags, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import deployment, flow_run
 
@@ -17,6 +17,8 @@ from rlhf_core.config.run import RunConfig
 from rlhf_core.errors import ConfigError
 from rlhf_core.quickstart.resolve import cache_folder, needs_quickstart_world, resolve
 from rlhf_core.runtime import close_runtime, open_runtime, prepare_run
+from tasks.notify import keep_log_tail, notify_failure
+from tasks.reconcile import note_closing, reconcile, tags_of
 from tasks.report import record_failure, report_failure
 from tasks.retrying import note_lost_attempts
 from tasks.run import Run
@@ -64,20 +66,26 @@ def open_run(settings: RunConfig, resume: bool) -> Run:
     folder = prepare_run(settings, resume=resume or (flow_run.run_count or 1) > 1)
     open_runtime(folder.path)
     get_run_logger().info("run folder: %s", folder.path)
-    return Run.of(settings, folder.path)
+    run = Run.of(settings, folder.path)
+    reconcile(run)
+    return run
 
 
 @contextmanager
 def closed_at_the_end(run: Run) -> Generator[None]:
-    """Free the engines and the lock, however the run ends; a run that fails leaves its report too."""
+    """Free the engines and the lock, however the run ends; one that fails leaves its report, and people are told."""
+    keep_log_tail()
     try:
-        note_lost_attempts(run)
-        yield
+        with tags(*tags_of(run)):
+            note_lost_attempts(run)
+            yield
     except Exception as error:
         record_failure(run, error)
         report_failure(run)
+        notify_failure(run, error)
         raise
     finally:
+        note_closing(run)
         close_runtime(run.folder)
 
 

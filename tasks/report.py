@@ -9,6 +9,7 @@ from rlhf_core.data.events import read_events, record_event
 from rlhf_core.data.store import RunFolder
 from rlhf_core.reporting.report import write_report
 from tasks.artifacts import publish_summary, telemetry
+from tasks.notify import notify_completion
 from tasks.retrying import stage_task
 from tasks.run import Run, RunOutcome
 
@@ -29,6 +30,7 @@ def conclude(run: Run) -> RunOutcome:
     )
     get_run_logger().info("best policy: checkpoint %d, in %s; report: %s", outcome.best_step, folder.best, report)
     publish_summary(run, report)
+    notify_completion(run, f"{outcome.iterations} iterations; best policy: checkpoint {outcome.best_step}.")
     return outcome
 
 

@@ -28,6 +28,7 @@ from rlhf_core.recovery.plan import is_last, plan, steps_taken
 from rlhf_core.reporting.timing import record_timing
 from rlhf_core.runtime import Runtime, open_runtime
 from tasks.artifacts import publish_attempts
+from tasks.notify import notify_retry
 from tasks.run import Run
 
 P = ParamSpec("P")
@@ -103,8 +104,17 @@ def on_failure(run: Run, failed: Attempt, following: str) -> None:
     get_run_logger().warning(
         "%s failed (%s): %s Next: %s.", describe(failed), failed.error_class, failed.message, following
     )
-    if task_run.id is not None:  # outside a task's run nobody looks
-        publish_attempts(run)
+    if task_run.id is None:  # outside a task's run nobody looks
+        return
+    publish_attempts(run)
+    if failed.is_retryable_failure and not failed.gave_up:
+        notify_retry(
+            run,
+            failed.attempt,
+            error_class=failed.error_class or failed.error,
+            message=f"{describe(failed)}: {failed.message}",
+            plan_words=following,
+        )
 
 
 def note_lost_attempts(run: Run) -> None:

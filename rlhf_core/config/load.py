@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from rlhf_core.config.run import RunConfig
 from rlhf_core.errors import ConfigError
@@ -161,8 +162,15 @@ def _explain(error: ValidationError, settings: Mapping[str, Any], path: Path) ->
         elif fault["type"] == "value_error":
             lines.append(f"  {where}: {fault['ctx']['error']}" if "ctx" in fault else f"  {where}: {fault['msg']}")
         else:
-            lines.append(f"  {where}: {fault['msg']}; found {fault['input']!r}{_meaning(fault['loc'])}")
+            lines.append(f"  {where}: {fault['msg']}; found {_shown(fault)}{_meaning(fault['loc'])}")
     return "\n".join(lines)
+
+
+def _shown(fault: ErrorDetails) -> str:
+    """The wrong value; an address put where the name of its place belongs is a secret."""
+    if fault["loc"][:1] == ("notifications",) and "://" in str(fault["input"]):
+        return "an address. Put it into an environment variable or a Prefect Secret block, and give that one's name"
+    return repr(fault["input"])
 
 
 def _model_at(location: Sequence[int | str]) -> type[BaseModel] | None:

@@ -14,6 +14,7 @@ from rlhf_core.config.data import DataConfig
 from rlhf_core.config.evaluation import DecisionConfig, EvaluationConfig
 from rlhf_core.config.memory import MemoryConfig
 from rlhf_core.config.models import ComputeConfig, ModelConfig
+from rlhf_core.config.notifications import NotificationConfig
 from rlhf_core.config.ppo import KlControllerConfig, PPOConfig
 from rlhf_core.config.recovery import RecoveryConfig
 from rlhf_core.config.reward import RewardConfig, RewardModelConfig
@@ -64,6 +65,7 @@ class RunConfig(StrictConfig):
     checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig)
     memory: MemoryConfig = Field(default_factory=MemoryConfig)
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
+    notifications: NotificationConfig = Field(default_factory=NotificationConfig)
 
     @property
     def iterations(self) -> int:

@@ -240,6 +240,14 @@ class RunFolder:
         return self.path / "ledger.jsonl"
 
     @property
+    def notifications(self) -> Path:
+        return self.path / "notifications.jsonl"
+
+    @property
+    def flow_runs(self) -> Path:
+        return self.path / "flow_runs.jsonl"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 

@@ -1,4 +1,4 @@
-"""What may change of a run's settings when it goes on: recovery, and the reward model's gate until it accepts one."""
+"""What may change of a run's settings when it goes on: retries, who is told, and the reward model's gate until it accepts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rlhf_core.data.store import RunFolder
 from rlhf_core.errors import RunFolderError
 
 GATE = "reward_model.gate."
-RECOVERY = "recovery."
-"""These settings steer retries alone, so they may change at any time."""
+FREE = ("recovery.", "notifications.")
+"""These change no result of what is done already, so they may change whenever the run goes on."""
 
 
 def accepted_changes(folder: RunFolder, stored: RunConfig, config: RunConfig) -> dict[str, tuple[Any, Any]]:
@@ -24,7 +24,7 @@ def accepted_changes(folder: RunFolder, stored: RunConfig, config: RunConfig) ->
         RunFolderError: other settings differ, or the gate has accepted a model, on which the run already stands.
     """
     changes = dict(_differences(stored.model_dump(mode="json"), config.model_dump(mode="json")))
-    others = sorted(name for name in changes if not name.startswith((GATE, RECOVERY)))
+    others = sorted(name for name in changes if not name.startswith((GATE, *FREE)))
     if others:
         raise RunFolderError(
             f"{folder.path} holds a run with other settings (they differ in: {', '.join(others)}). "
