@@ -1,4 +1,4 @@
-"""What may change of a run's settings when it goes on: retries, who is told, and the reward model's gate until it accepts."""
+"""What may change of a run when it goes on: retries, who is told, and the reward model's gate until it accepts."""
 
 from __future__ import annotations
 
