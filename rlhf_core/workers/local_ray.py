@@ -34,7 +34,7 @@ def connect(config: RunConfig) -> None:
             "_node_ip_address": "127.0.0.1",
         }
     try:
-        ray.init(**options, log_to_driver=True, logging_level=logging.WARNING, configure_logging=False)
+        ray.init(**options, log_to_driver=False, logging_level=logging.WARNING, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = "a local Ray could not be started" if cluster.address is None else f"no Ray at {cluster.address}"
         raise EngineError(

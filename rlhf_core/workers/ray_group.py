@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ class RayWorkers:
             num_gpus=bundle.get("GPU", 0),
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number),
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(max(1, int(bundle["CPU"])))}},
+            runtime_env={"env_vars": _environment(bundle)},
         ).remote(self._config)
 
     def _on_each(self, method: str, arguments: Sequence[tuple[Any, ...]], **options: Any) -> list[Any]:
@@ -231,6 +231,11 @@ def _typed(error: RayError, ranks: int) -> RlhfError:
     if isinstance(error, GetTimeoutError):
         return CommunicationTimeout(f"Ray did not answer in time: {error}")
     return WorkerLost(f"Ray failed: {type(error).__name__}: {str(error)[:500]}")
+
+
+def _environment(bundle: Mapping[str, float]) -> dict[str, str]:
+    threads = {"OMP_NUM_THREADS": str(max(1, int(bundle["CPU"])))}
+    return threads if bundle.get("GPU") else threads | {"DS_ACCELERATOR": "cpu"}
 
 
 def _split(items: Sequence[Any], parts: int) -> list[list[Any]]:
