@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 TORCH ?= torch==2.13.0
 ORACLES := .cache/oracles
 
-.PHONY: help env quickstart test test-oracles check lint types contracts report clean mutants
+.PHONY: help env quickstart test faults test-oracles check lint types contracts report clean mutants
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
@@ -26,6 +26,9 @@ quickstart: $(STAMP) ## the whole pipeline on a small synthetic world, in minute
 
 test: $(STAMP) ## the test suite
 	$(BIN)/python -m pytest
+
+faults: $(STAMP) ## every fault that a run must survive, injected: a line each (half an hour)
+	$(BIN)/python -m pytest -m faults
 
 test-oracles: $(ORACLES)/.ready ## our formulas against those of verl and torchrl (optional; installs them in .cache)
 	$(ORACLES)/venv/bin/python -m pytest tests/oracles

@@ -35,7 +35,8 @@ def connect(config: RunConfig) -> None:
         }
     try:
         ray.init(**options, log_to_driver=False, logging_level=logging.WARNING, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # Ray raises a bare one where its processes come up too late
+        ray.shutdown()
         where = "a local Ray could not be started" if cluster.address is None else f"no Ray at {cluster.address}"
         raise EngineError(
             f"{where}: {error}. Start one (`ray start --head`) and give cluster.address, or leave that out: a local "

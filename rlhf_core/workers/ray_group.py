@@ -36,6 +36,7 @@ from rlhf_core.workers.rank_actor import Place, RankActor
 logger = logging.getLogger(__name__)
 _POLL_SECONDS = 2.0
 _PULSE_SECONDS = 5.0
+_CAUSE_SECONDS = 3.0
 _PAIRS_PER_CALL = 256
 _COLLECTIVE_SIGNS = ("Timed out waiting", "Connection closed by peer", "Connection reset by peer", "NCCL", "gloo")
 
@@ -174,8 +175,9 @@ class RayWorkers:
                     )
             return ray.get(refs)
         except RayError as error:
+            cause = _first_cause(error, refs)
             self.close()
-            raise _typed(error, len(self._actors)) from error
+            raise _typed(cause, len(self._actors)) from cause
         except BaseException:
             self.close()
             raise
@@ -211,13 +213,34 @@ class _Watch:
             )
 
 
+def _first_cause(error: RayError, refs: Sequence[Any]) -> RayError:
+    """What began it: a rank whose partner died says so at once, often before Ray tells of the dead one."""
+    deadline = time.monotonic() + _CAUSE_SECONDS
+    waiting = list(refs)
+    while _is_of_a_collective(error) and waiting and time.monotonic() < deadline:
+        done, waiting = ray.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+        for ref in done:
+            try:
+                ray.get(ref)
+            except RayError as other:
+                if not _is_of_a_collective(other):
+                    return other
+    return error
+
+
+def _is_of_a_collective(error: RayError) -> bool:
+    if not isinstance(error, RayTaskError) or isinstance(error.cause, RlhfError):
+        return False
+    return any(sign in str(error.cause) for sign in _COLLECTIVE_SIGNS)
+
+
 def _typed(error: RayError, ranks: int) -> RlhfError:
     if isinstance(error, RayTaskError):
         cause = error.cause
         if isinstance(cause, RlhfError):
             return cause
         text = str(cause)
-        if any(sign in text for sign in _COLLECTIVE_SIGNS):
+        if _is_of_a_collective(error):
             return CommunicationTimeout(
                 f"the ranks lost each other: {text.splitlines()[0][:300]}. One of them is gone, or slower than "
                 "cluster.collective_seconds."
