@@ -19,6 +19,7 @@ from tests.flows.tiny_run import require_same_numbers, settings, write_config
 from tests.tiny_model import make_tiny_world
 
 
+@pytest.mark.faults("SIGKILL of a run of one process in an iteration")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_killed_run_is_resumed_to_the_same_numbers(own_server, tmp_path):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from pathlib import Path
 
 import pytest
 from prefect.testing.utilities import prefect_test_harness
 
 from examples.without_prefect import run as run_without_prefect
 from tests.e2e.conftest import own_server  # noqa: F401  a fixture
-from tests.faults.injection import ray_settings
+from tests.faults.injection import Undisturbed, ray_settings
 from tests.flows.tiny_run import write_config
 from tests.tiny_model import TinyWorld, make_tiny_world
 
@@ -32,11 +31,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> TinyWorld:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(world: TinyWorld, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a run by two ranks to which nothing happened."""
+def undisturbed(world: TinyWorld, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """A run by two ranks to which nothing happened."""
     home = tmp_path_factory.mktemp("undisturbed")
     run_without_prefect(str(write_config(home, ray_settings(world, home))), [])
-    return home / "tiny"
+    return Undisturbed(world, home / "tiny")
 
 
 @pytest.fixture
@@ -60,8 +59,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not _outcomes:
         return
     terminalreporter.section("faults")
-    for node, outcome in _outcomes.items():
-        figures = "; ".join(_measured.get(node, []))
-        terminalreporter.write_line(f"injected, {outcome}: {_names[node]}{f' ({figures})' if figures else ''}")
+    for name in dict.fromkeys(_names[node] for node in _outcomes):
+        nodes = [node for node in _outcomes if _names[node] == name]
+        survived = sum(_outcomes[node] == "survived" for node in nodes)
+        figures = "; ".join(figure for node in nodes for figure in _measured.get(node, []))
+        terminalreporter.write_line(
+            f"{len(nodes)} injected, {survived} survived: {name}{f' ({figures})' if figures else ''}"
+        )
     survived = sum(outcome == "survived" for outcome in _outcomes.values())
-    terminalreporter.write_line(f"{len(_outcomes)} injected, {survived} survived")
+    terminalreporter.write_line(f"all: {len(_outcomes)} injected, {survived} survived")

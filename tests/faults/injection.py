@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rlhf_core.data.store import RunFolder
 from rlhf_core.recovery.ledger import Attempt, read_attempts
 from rlhf_core.workers.rank_actor import RankActor
 from rlhf_core.workers.ray_group import RayWorkers
-from tests.flows.tiny_run import settings
+from tests.flows.tiny_run import require_same_numbers, settings
 from tests.tiny_model import TinyWorld
 
 NOT_BEFORE = 3
@@ -36,6 +37,17 @@ def ray_settings(world: TinyWorld, home: Path, *, cluster: dict[str, Any] | None
         "evaluation": {"held_out_rollouts": 4},
     }
     return settings(world, home, **(base | sections))
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run that others must equal, and the world that they share."""
+
+    world: TinyWorld
+    folder: Path
+
+    def require_same(self, folder: RunFolder) -> None:
+        require_same_numbers(folder.path, self.folder, iterations=2)
 
 
 class Blow:
@@ -109,7 +121,7 @@ def send(number: signal.Signals, rank: int) -> Callable[[RayWorkers, list[int]],
     return lambda _, pids: os.kill(pids[rank], number)
 
 
-class RaisesInTheSecondUpdate(RankActor):
+class RaisesInAnUpdate(RankActor):
     """Rank 1 fails in the middle of its work, while rank 0 waits for it in a collective operation."""
 
     def _watch(self, *models: Any) -> None:

@@ -1,9 +1,10 @@
-"""The flow's own process is killed or told to end: nothing of it stays, and `rlhf resume` ends with the same numbers."""
+"""The flow's own process is killed or told to end: nothing of it stays, and `rlhf resume` gives the same numbers."""
 
 from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +14,9 @@ from rlhf_core.recovery.ledger import read_attempts
 from rlhf_core.reporting.status import run_status
 from tests.faults.injection import ray_settings, wait_until
 from tests.faults.processes import marked, started, wait_for
-from tests.flows.tiny_run import require_same_numbers, write_config
+from tests.flows.tiny_run import write_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long_fault, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(
@@ -31,9 +32,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
         ),
     ],
 )
-def test_the_flow_process_ends(own_server, world, undisturbed, tmp_path, measured, number, outcome):
+def test_the_flow_process_ends(own_server, undisturbed, tmp_path, measured, number, outcome):
     home, log, mark = tmp_path / "runs", tmp_path / "log", f"fault-{tmp_path.name}-{time.time_ns()}"
-    config, folder = write_config(tmp_path, ray_settings(world, home)), RunFolder(home / "tiny")
+    config, folder = write_config(tmp_path, ray_settings(undisturbed.world, home)), RunFolder(home / "tiny")
     with started(own_server | {"RLHF_TEST_MARK": mark}, log, "run", config) as process:
         wait_for(folder.iteration(2) / "experience" / "MANIFEST.json", process, log)
         ranks = [command for command in marked(mark).values() if "RankActor" in command]
@@ -46,13 +47,13 @@ def test_the_flow_process_ends(own_server, world, undisturbed, tmp_path, measure
     assert read_attempts(folder)[-1].outcome == outcome
     assert not (folder.checkpoints / "step-000002").exists(), "too late to show anything"
     resume(own_server, folder, log)
-    require_same_numbers(folder.path, undisturbed, iterations=2)
+    undisturbed.require_same(folder)
 
 
 @pytest.mark.faults("a second process on the run while the first works, then a lock of a dead one")
-def test_a_second_process_is_refused_and_the_first_goes_on(own_server, world, undisturbed, tmp_path):
+def test_a_second_process_is_refused_and_the_first_goes_on(own_server, undisturbed, tmp_path):
     home, log, other = tmp_path / "runs", tmp_path / "log", tmp_path / "second.log"
-    config, folder = write_config(tmp_path, ray_settings(world, home)), RunFolder(home / "tiny")
+    config, folder = write_config(tmp_path, ray_settings(undisturbed.world, home)), RunFolder(home / "tiny")
     with started(own_server, log, "run", config) as first:
         wait_for(folder.iteration(1) / "rollouts", first, log)
         with started(own_server, other, "resume", folder.path) as second:
@@ -60,7 +61,7 @@ def test_a_second_process_is_refused_and_the_first_goes_on(own_server, world, un
         assert first.poll() is None, "the first one must still be at work"
         assert second.returncode == RunLocked.exit_code and "is in use by process" in other.read_text()
         assert first.wait(240) == 0, log.read_text()
-    require_same_numbers(folder.path, undisturbed, iterations=2)
+    undisturbed.require_same(folder)
 
 
 def resume(environment: dict[str, str], folder: RunFolder, log: Path) -> None:

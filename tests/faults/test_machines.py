@@ -1,4 +1,4 @@
-"""A machine of two is lost in the middle of an update: noticed in seconds, and the run goes on as soon as it has room."""
+"""A machine of two is lost in the middle of an update: noticed in seconds; the run goes on once it has room."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rlhf_core.data.store import RunFolder
 from rlhf_core.errors import WorkerLost
 from rlhf_core.workers.local_ray import disconnect
 from tests.faults.injection import alive, failures, ray_settings, strike
-from tests.flows.tiny_run import require_same_numbers, write_config
+from tests.flows.tiny_run import write_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.long_fault, pytest.mark.timeout(500)]
 AWAY_SECONDS = 10.0
 
 
@@ -61,7 +61,7 @@ def _parent(pid: int) -> int:
     ],
 )
 def test_a_lost_machine(
-    prefect_server, world, undisturbed, tmp_path, monkeypatch, measured: Callable[[str], None], comes_back
+    prefect_server, undisturbed, tmp_path, monkeypatch, measured: Callable[[str], None], comes_back
 ):
     with two_machines(cores_of_the_first=1 if comes_back else 2) as cluster:
 
@@ -76,10 +76,10 @@ def test_a_lost_machine(
 
         blow = strike(monkeypatch, fall, during="update")
         place = {"address": cluster.address, "placement": "spread", "start_seconds": 120.0}
-        post_training(config=str(write_config(tmp_path, ray_settings(world, tmp_path, cluster=place))))
+        post_training(config=str(write_config(tmp_path, ray_settings(undisturbed.world, tmp_path, cluster=place))))
     folder = RunFolder(tmp_path / "tiny")
     assert isinstance(blow.error, WorkerLost), blow.error
     measured(f"noticed after {blow.seconds_to_notice:.1f} s")
     assert blow.seconds_to_notice < 10
     assert [(one.stage, one.error_class) for one in failures(folder)] == [("update", "worker_lost")]
-    require_same_numbers(folder.path, undisturbed, iterations=2)
+    undisturbed.require_same(folder)

@@ -43,6 +43,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.faults("a damaged file of the newest checkpoint")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_case_C04_any_damage_to_any_file_is_refused_by_name_and_the_one_before_is_used(run_folder, damage):
     newest = run_folder.checkpoints / "step-000002"
@@ -94,6 +95,7 @@ def test_case_C06_moments_of_another_model_do_not_verify_even_where_every_hash_f
         require_matching_optimizers(newest)
 
 
+@pytest.mark.faults("an optimizer file of another model")
 def test_case_C06_a_run_goes_on_from_the_one_before_where_the_moments_are_of_another_model(run_folder):
     newest = run_folder.checkpoints / "step-000002"
     file = newest / "trainer" / "actor_optimizer.safetensors"
@@ -113,6 +115,7 @@ def test_case_C06_a_run_goes_on_from_the_one_before_where_the_moments_are_of_ano
         close_runtime(run_folder.path)
 
 
+@pytest.mark.faults("disk full while saving")
 def test_a_save_without_room_is_a_typed_error_and_leaves_the_last_checkpoint_and_nothing_half(run_folder):
     newest = Registry(run_folder).current()
     largest = max(path.stat().st_size for path in newest.path.rglob("*"))

@@ -47,6 +47,7 @@ def wait_until_stopped(pid: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.faults("SIGSTOP of the run's owner, and a second one")
 def test_a_stopped_owner_keeps_others_out_and_once_overtaken_commits_nothing(run_folder):
     here, there = PROCESSES.Pipe()
     stopped = PROCESSES.Process(target=stop_between_look_and_rename, args=(run_folder.path, there))
@@ -74,6 +75,7 @@ def test_a_stopped_owner_keeps_others_out_and_once_overtaken_commits_nothing(run
         stopped.join()
 
 
+@pytest.mark.faults("a stale lock of a dead process")
 def test_an_owner_that_died_is_followed_at_once_whatever_the_lock_file_says(run_folder):
     for content in (b"", b"{", b"[]", b'{"epoch": 7, "pid": 1, "host": "gone", "since": "2020-01-01"}'):
         run_folder.lock.write_bytes(content)

@@ -21,7 +21,7 @@ from tests.rlhf_core.checkpoints.saving import PROCESSES, save_for_ever
 KILLS = int(os.environ.get("RLHF_KILLS", "5"))
 
 
-@pytest.mark.faults
+@pytest.mark.faults("SIGKILL at random instants while saving")
 @pytest.mark.timeout(60 * max(5, KILLS))
 def test_a_kill_at_any_instant_leaves_the_last_reported_checkpoint_or_a_newer_one_whole(run_folder, tmp_path):
     report, generator = tmp_path / "report", random.Random(1)

@@ -22,6 +22,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.faults("a second owner, then the death of the first")
 def test_a_second_owner_is_refused_and_told_who_the_first_is_until_that_one_dies(tmp_path):
     folder = RunFolder(tmp_path / "run")
     with subprocess.Popen([sys.executable, "-c", HOLD, str(folder.path)], stdout=subprocess.PIPE, text=True) as first:

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[3]
 EXTRA_MIB = 60
 
 
+@pytest.mark.faults("out of memory in an update")
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS and /proc are Linux's")
 def test_case_C05_an_update_whose_address_space_is_too_small_goes_on_with_smaller_micro_batches(tmp_path):
     make_tiny_model(tmp_path / "model")

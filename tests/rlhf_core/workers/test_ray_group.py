@@ -100,6 +100,7 @@ def same(found: list[dict[str, float]], expected: list[dict[str, float]], *, rel
 @pytest.mark.parametrize(
     ("ranks", "zero_stage", "offload"), [(1, 0, False), (2, 0, False), (2, 1, True), (2, 2, False), (2, 3, False)]
 )
+@pytest.mark.faults("resumed by another number of ranks, both ways")
 def test_ranks_give_the_numbers_and_responses_of_one_process(model, alone, tmp_path, ranks, zero_stage, offload):
     metrics, responses, scores, checkpoint = alone
     workers = RayWorkers(settings(model, ranks=ranks, zero_stage=zero_stage, offload_optimizer=offload))
@@ -120,6 +121,7 @@ def test_ranks_give_the_numbers_and_responses_of_one_process(model, alone, tmp_p
         workers.micro_inference()
 
 
+@pytest.mark.faults("SIGKILL of one rank of two (C07)")
 def test_case_C07_a_rank_that_dies_ends_the_group_within_seconds_and_leaves_no_process(model):
     workers = RayWorkers(settings(model, ranks=2, zero_stage=1))
     pids = [pid for _, pid in workers.processes()]
