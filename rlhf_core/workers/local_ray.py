@@ -5,6 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import ray
@@ -69,6 +73,21 @@ def disconnect() -> None:
     """Leave the cluster; a local one ends."""
     if ray.is_initialized():
         ray.shutdown()
+
+
+@contextmanager
+def _own_answer_to_sigterm() -> Generator[None]:
+    """Undo that Ray takes SIGTERM for itself.
+
+    Ray ends its processes first and then this one, so that what closes the run in order would wait for a dead cluster.
+    Without its answer the run is closed while Ray lives, or this process ends at once, and Ray's processes with it.
+    """
+    answer = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and answer is not None:
+            signal.signal(signal.SIGTERM, answer)
 
 
 def _has_gpus() -> bool:
