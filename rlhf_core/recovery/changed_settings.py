@@ -12,7 +12,7 @@ from rlhf_core.errors import RunFolderError
 
 GATE = "reward_model.gate."
 FREE = ("recovery.", "notifications.", "cluster.")
-"""These change no result (`cluster.` but for rounding; a checkpoint fits any ranks), so they may change at any start."""
+"""These change no result (`cluster.` but for rounding; a checkpoint fits any ranks): they may change at any start."""
 
 
 def accepted_changes(folder: RunFolder, stored: RunConfig, config: RunConfig) -> dict[str, tuple[Any, Any]]:
