@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import ray
 import torch
@@ -60,7 +60,7 @@ def reserve(config: RunConfig) -> Any:
         gpus = 1.0 if config.compute.device != "cpu" and _has_gpus() else 0.0
     bundle = {"CPU": cluster.cpus_per_rank} | ({"GPU": gpus} if gpus else {})
     group = placement_group([dict(bundle) for _ in range(cluster.ranks)], strategy=cluster.placement.upper())
-    if not cast(bool, group.wait(timeout_seconds=cluster.start_seconds)):
+    if not group.wait(timeout_seconds=cluster.start_seconds):
         ray.util.remove_placement_group(group)
         raise ConfigError(
             f"cluster: {cluster.ranks} ranks of {bundle} do not fit; Ray has {_available()}. Lower cluster.ranks, "

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 import torch
@@ -133,7 +133,7 @@ class RayWorkers:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         bundle = self._group.bundle_specs[number]
-        kind: Any = ray.remote(concurrency_groups={"beside": 1})(RankActor)
+        kind: Any = cast(Any, ray.remote)(concurrency_groups={"beside": 1})(RankActor)
         return kind.options(
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0),
@@ -200,7 +200,7 @@ class _Watch:
         for rank, answer in enumerate(answers):
             if rank in silent:
                 continue
-            steps = ray.get(answer)
+            steps = cast(int, cast(Any, ray.get)(answer))
             if steps != self._last.get(rank):
                 self._last[rank], self._moved[rank] = steps, now
         idle = now - max(self._moved)
