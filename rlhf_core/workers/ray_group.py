@@ -178,6 +178,11 @@ class RayWorkers:
             cause = _first_cause(error, refs)
             self.close()
             raise _typed(cause, len(self._actors)) from cause
+        except SystemError as error:
+            self.close()
+            if error.__cause__ is not None and not isinstance(error.__cause__, Exception):
+                raise error.__cause__ from None  # a signal's answer, raised inside Ray's compiled code
+            raise
         except BaseException:
             self.close()
             raise
@@ -204,7 +209,8 @@ class _Watch:
             if steps != self._last.get(rank):
                 self._last[rank], self._moved[rank] = steps, now
         idle = now - max(self._moved)
-        late = [rank for rank in silent if now - self._moved[rank] > self._stall_seconds]
+        waited = time.monotonic()  # after the answers were due, or a silent rank would cost another look
+        late = [rank for rank in silent if waited - self._moved[rank] > self._stall_seconds]
         if late or idle > self._stall_seconds:
             who = f"rank {', '.join(map(str, late or silent))} does not answer" if late or silent else "no rank moves"
             raise Stalled(

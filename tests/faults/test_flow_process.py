@@ -37,6 +37,7 @@ def test_the_flow_process_ends(own_server, undisturbed, tmp_path, measured, numb
     config, folder = write_config(tmp_path, ray_settings(undisturbed.world, home)), RunFolder(home / "tiny")
     with started(own_server | {"RLHF_TEST_MARK": mark}, log, "run", config) as process:
         wait_for(folder.iteration(2) / "experience" / "MANIFEST.json", process, log)
+        wait_until(lambda: is_in_an_update(folder), seconds=60, what="the update has begun")
         ranks = [command for command in marked(mark).values() if "RankActor" in command]
         assert len(ranks) == 2, marked(mark)
         process.send_signal(number)
@@ -62,6 +63,11 @@ def test_a_second_process_is_refused_and_the_first_goes_on(own_server, undisturb
         assert second.returncode == RunLocked.exit_code and "is in use by process" in other.read_text()
         assert first.wait(240) == 0, log.read_text()
     undisturbed.require_same(folder)
+
+
+def is_in_an_update(folder: RunFolder) -> bool:
+    last = read_attempts(folder)[-1]
+    return (last.stage, last.iteration, last.outcome) == ("update", 2, None)
 
 
 def resume(environment: dict[str, str], folder: RunFolder, log: Path) -> None:
