@@ -140,11 +140,12 @@ def failures(folder: RunFolder) -> list[Attempt]:
     return [one for one in read_attempts(folder) if one.outcome == "error"]
 
 
-def wait_until(condition: Callable[[], bool], *, seconds: float, what: str) -> float:
-    """Seconds that it took."""
+def wait_until(condition: Callable[[], bool], *, seconds: float, what: str | Callable[[], str]) -> float:
+    """Seconds that it took; `what` is called, if it can be, once it has lasted too long."""
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() - began < seconds, f"not within {seconds:.0f} s: {what}"
+        in_time = time.monotonic() - began < seconds
+        assert in_time, f"not within {seconds:.0f} s: {what if isinstance(what, str) else what()}"
         time.sleep(0.02)
     return time.monotonic() - began
 

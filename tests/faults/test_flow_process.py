@@ -43,7 +43,7 @@ def test_the_flow_process_ends(own_server, undisturbed, tmp_path, measured, numb
         process.send_signal(number)
         process.wait(60)
     assert process.returncode != 0
-    seconds = wait_until(lambda: not marked(mark), seconds=30, what=f"nothing of it runs; now {marked(mark)}")
+    seconds = wait_until(lambda: not marked(mark), seconds=30, what=lambda: f"nothing of it runs; now {marked(mark)}")
     measured(f"all its processes gone after {seconds:.1f} s")
     assert read_attempts(folder)[-1].outcome == outcome
     assert not (folder.checkpoints / "step-000002").exists(), "too late to show anything"

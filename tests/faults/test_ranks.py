@@ -72,6 +72,7 @@ def test_a_rank_that_hangs(prefect_server, undisturbed, tmp_path, monkeypatch, m
     assert blow.seconds_to_notice < 10 + 10
 
 
+@pytest.mark.long_fault
 @pytest.mark.faults("one rank of two raises while the other waits for it in a collective (C07)")
 def test_case_C07_the_others_do_not_wait_for_a_rank_that_raised(world, monkeypatch, measured):
     monkeypatch.setattr(ray_group, "RankActor", RaisesInAnUpdate)
