@@ -27,8 +27,8 @@ def notify_test(
     settings = load_config(str(place), overrides or [])
     if not settings.notifications.is_on:
         raise ConfigError(
-            f"{config} names no channel. Put an Apprise URL into an environment variable, e.g. RLHF_NOTIFY_URL, and "
-            "set notifications.urls_from.env to [RLHF_NOTIFY_URL]; or use a Prefect Secret block and "
+            f"{config} names no channel. Put an Apprise URL into an environment variable, e.g. RLHF_NOTIFY_URLS, and "
+            "set notifications.urls_from.env to [RLHF_NOTIFY_URLS]; or use a Prefect Secret block and "
             "notifications.urls_from.prefect_secrets."
         )
     channels, faults = read_channels(settings.notifications)

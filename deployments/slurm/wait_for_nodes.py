@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 
@@ -24,7 +25,7 @@ def connect(deadline: float) -> None:
 
     while True:
         try:
-            ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+            ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
             return
         except (ConnectionError, RuntimeError) as error:
             if time.monotonic() >= deadline:

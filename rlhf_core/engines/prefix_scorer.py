@@ -64,7 +64,8 @@ class ModelScorer:
 
     def __init__(self, model: Any, *, autocast: Autocast = "off") -> None:
         """Keep a Hugging Face causal language model in eval mode; its weights may change between calls."""
-        self.model, self.autocast = model, autocast
+        self.model = model
+        self.autocast: Autocast = autocast
         self.max_length = model_window(model)
 
     def loglikelihoods(

@@ -17,7 +17,7 @@ from rlhf_core.data.store import RunFolder
 from rlhf_core.engines.memory import BatchSize, in_batches
 from rlhf_core.engines.optimizer import ScheduledAdamW, ScheduledOptimizer
 from rlhf_core.engines.packing import Pack, pack_rollouts
-from rlhf_core.engines.protocols import RolloutEvaluation, RolloutTensors
+from rlhf_core.engines.protocols import ExperienceTensors, RolloutEvaluation, RolloutTensors
 from rlhf_core.errors import ConfigError
 from rlhf_core.models.loading import load_critic, load_policy, load_reference, load_tokenizer
 from rlhf_core.models.packed_attention import body_hidden
@@ -154,6 +154,14 @@ class TorchTrainer:
     def placed(self, rollouts: RolloutTensors) -> RolloutTensors:
         """The rollouts on this rank's device."""
         return RolloutTensors(**{name: tensor.to(self.device) for name, tensor in vars(rollouts).items()})
+
+    def placed_experience(self, experience: ExperienceTensors) -> ExperienceTensors:
+        """The same on this rank's device."""
+        fields = {name: value for name, value in vars(experience).items() if isinstance(value, Tensor)}
+        return ExperienceTensors(
+            rollouts=self.placed(experience.rollouts),
+            **{name: tensor.to(self.device) for name, tensor in fields.items()},
+        )
 
     def _values(self, pack: Pack) -> Float[Tensor, " tokens"]:
         """The critic's value after each token of the pack; 0 without a critic."""

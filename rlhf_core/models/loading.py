@@ -6,6 +6,7 @@ an error instead of a random tensor.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,9 @@ from rlhf_core.models.value_context import ContextHeads, sentence_ends
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 disable_progress_bar()
+if not torch.cuda.is_available():
+    # transformers imports DeepSpeed where that is installed, and DeepSpeed warns each time that it has to guess.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def resolve_model(name: str) -> str:

@@ -39,7 +39,8 @@ class PolicyScorer(nn.Module):
 
     def __init__(self, policy: PreTrainedModel, autocast: Autocast) -> None:
         super().__init__()
-        self.policy, self.autocast = policy, autocast
+        self.policy = policy
+        self.autocast: Autocast = autocast
 
     def forward(self, pack: PackedTokens, temperature: float) -> tuple[Tensor, Tensor]:
         with autocast_context(pack.ids.device, self.autocast):
@@ -54,7 +55,8 @@ class ValueScorer(nn.Module):
 
     def __init__(self, critic: ValueModel, autocast: Autocast) -> None:
         super().__init__()
-        self.critic, self.autocast = critic, autocast
+        self.critic = critic
+        self.autocast: Autocast = autocast
 
     def forward(self, pack: PackedTokens) -> Float[Tensor, " tokens"]:
         with autocast_context(pack.ids.device, self.autocast):

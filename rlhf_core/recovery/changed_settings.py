@@ -11,8 +11,8 @@ from rlhf_core.data.store import RunFolder
 from rlhf_core.errors import RunFolderError
 
 GATE = "reward_model.gate."
-FREE = ("recovery.", "notifications.")
-"""These change no result of what is done already, so they may change whenever the run goes on."""
+FREE = ("recovery.", "notifications.", "cluster.")
+"""These change no result (`cluster.` but for rounding; a checkpoint fits any ranks), so they may change at any start."""
 
 
 def accepted_changes(folder: RunFolder, stored: RunConfig, config: RunConfig) -> dict[str, tuple[Any, Any]]:

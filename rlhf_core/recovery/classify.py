@@ -60,7 +60,6 @@ _FOREIGN: dict[str, ErrorClass] = {
 }
 """By the name of a class or of one of its bases: these libraries are optional, and importing them here would cost."""
 
-_UNKNOWN: ErrorClass = "unknown"
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 HEALED_BY_A_RETRY: frozenset[ErrorClass] = frozenset(
@@ -103,6 +102,7 @@ def _class_of(error: BaseException) -> ErrorClass:
             return name
     if isinstance(error, OSError) and error.errno in _DISK:
         return "disk"
-    names = (kind.__name__ for kind in type(error).__mro__)
-    known = (_FOREIGN[name] for name in names if name in _FOREIGN)
-    return next(known, _UNKNOWN)
+    for kind in type(error).__mro__:
+        if kind.__name__ in _FOREIGN:
+            return _FOREIGN[kind.__name__]
+    return "unknown"

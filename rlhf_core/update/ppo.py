@@ -86,7 +86,7 @@ class PpoUpdate:
         self._mini_batch_rollouts = self._config.mini_batch_in(iteration)
         self._loss_settings = actor_loss_settings(trainer.config, control, trainer.vocab_size)
         self._documents = PtxDocuments(ptx_documents, self._config.ptx, control.ptx_coef)
-        self._experience = _placed(trainer, experience)
+        self._experience = trainer.placed_experience(experience)
         mask = self._experience.rollouts.response_mask
         if not len(mask) or not bool(mask.any(dim=1).all()):
             raise DataError(
@@ -234,13 +234,9 @@ class PpoUpdate:
         values, returns = (normalise_returns(x, everywhere, stats) for x in (values, self._flat("returns", rows)))
         # In the critic's own units, which the old values had under the old statistics: so the first step clips nothing.
         old_values = normalise_returns(old_values, everywhere, self._old_value_stats)
+        clip_range = self._config.critic.value_clip_range
         loss, metrics = clipped_value_loss(
-            values,
-            old_values,
-            returns,
-            everywhere,
-            value_clip_range=self._config.critic.value_clip_range,
-            token_count=token_count,
+            values, old_values, returns, everywhere, value_clip_range=clip_range, token_count=token_count
         )
         optimizer.backward(micro.weight * loss)
         return metrics, micro.weight
@@ -301,11 +297,3 @@ class PpoUpdate:
         maxima = {name: self._ranks.maximum(columns.pop(name).max()) for name in _MAXIMA if name in columns}
         sums = self._ranks.all_reduce(torch.stack([column.sum().double() for column in columns.values()]))
         return dict(zip(columns, sums.tolist(), strict=True)) | maxima
-
-
-def _placed(trainer: TorchTrainer, experience: ExperienceTensors) -> ExperienceTensors:
-    fields = {name: value for name, value in vars(experience).items() if isinstance(value, Tensor)}
-    return ExperienceTensors(
-        rollouts=trainer.placed(experience.rollouts),
-        **{name: tensor.to(trainer.device) for name, tensor in fields.items()},
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from typing import Any, cast
+from typing import Any
 
 import ray
 import torch
@@ -34,7 +34,7 @@ def connect(config: RunConfig) -> None:
             "_node_ip_address": "127.0.0.1",
         }
     try:
-        ray.init(**options, log_to_driver=True, logging_level=logging.WARNING, configure_logging=False)
+        ray.init(**options, log_to_driver=False, logging_level=logging.WARNING, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = "a local Ray could not be started" if cluster.address is None else f"no Ray at {cluster.address}"
         raise EngineError(
@@ -55,7 +55,7 @@ def reserve(config: RunConfig) -> Any:
         gpus = 1.0 if config.compute.device != "cpu" and _has_gpus() else 0.0
     bundle = {"CPU": cluster.cpus_per_rank} | ({"GPU": gpus} if gpus else {})
     group = placement_group([dict(bundle) for _ in range(cluster.ranks)], strategy=cluster.placement.upper())
-    if not cast(bool, group.wait(timeout_seconds=cluster.start_seconds)):
+    if not group.wait(timeout_seconds=cluster.start_seconds):
         ray.util.remove_placement_group(group)
         raise ConfigError(
             f"cluster: {cluster.ranks} ranks of {bundle} do not fit; Ray has {_available()}. Lower cluster.ranks, "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlhf_core.data.refs import ControlState
 from rlhf_core.engines.memory import memory_errors
-from rlhf_core.engines.prefix_scorer import ModelScorer, model_window
+from rlhf_core.engines.prefix_scorer import ModelScorer
 from rlhf_core.engines.protocols import (
     ExperienceTensors,
     Generation,
@@ -35,11 +35,7 @@ class Rank:
             trainer.policy, trainer.tokenizer, batch_size=config.rollout.batch_size, autocast=config.model.autocast
         )
         self._scorer = ModelScorer(trainer.policy, autocast=config.model.autocast)
-
-    @property
-    def max_length(self) -> int:
-        """Tokens that the policy can read."""
-        return model_window(self.trainer.policy)
+        self.max_length = self._scorer.max_length
 
     def evaluate_rollouts(self, rollouts: RolloutTensors) -> RolloutEvaluation:
         """Of this rank's rollouts."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 import torch
@@ -135,13 +135,13 @@ class RayWorkers:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         bundle = self._group.bundle_specs[number]
-        kind: Any = ray.remote(concurrency_groups={"beside": 1})(RankActor)
+        kind: Any = cast(Any, ray.remote)(concurrency_groups={"beside": 1})(RankActor)
         return kind.options(
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0),
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number),
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(max(1, int(bundle["CPU"])))}},
+            runtime_env={"env_vars": _environment(bundle)},
         ).remote(self._config)
 
     def _on_each(self, method: str, arguments: Sequence[tuple[Any, ...]], **options: Any) -> list[Any]:
@@ -201,7 +201,7 @@ class _Watch:
         for rank, answer in enumerate(answers):
             if rank in silent:
                 continue
-            steps = ray.get(answer)
+            steps = cast(int, cast(Any, ray.get)(answer))
             if steps != self._last.get(rank):
                 self._last[rank], self._moved[rank] = steps, now
         idle = now - max(self._moved)
@@ -234,6 +234,11 @@ def _typed(error: RayError, ranks: int) -> RlhfError:
     if isinstance(error, GetTimeoutError):
         return CommunicationTimeout(f"Ray did not answer in time: {error}")
     return WorkerLost(f"Ray failed: {type(error).__name__}: {str(error)[:500]}")
+
+
+def _environment(bundle: Mapping[str, float]) -> dict[str, str]:
+    threads = {"OMP_NUM_THREADS": str(max(1, int(bundle["CPU"])))}
+    return threads if bundle.get("GPU") else threads | {"DS_ACCELERATOR": "cpu"}
 
 
 def _split(items: Sequence[Any], parts: int) -> list[list[Any]]:

@@ -56,3 +56,12 @@ def test_a_value_that_moved_past_the_clip_towards_its_target_gets_no_gradient():
     assert metrics["update/value_clip_fraction"] == pytest.approx(1 / 3)
     assert metrics["update/value_mean"] == pytest.approx(0.1 / 3)
     assert metrics["update/value_squared_error"] == pytest.approx((2.5**2 + 2.9**2 + 3.5**2) / 3)
+
+
+def test_a_value_that_moved_less_than_the_clip_range_is_never_counted_as_clipped():
+    draw = torch.Generator().manual_seed(0)
+    old, moved, returns = torch.randn(3, 4096, generator=draw)  # old + (moved - old) is not always moved, by rounding
+    _, metrics = clipped_value_loss(
+        moved, old, returns, torch.ones(4096, dtype=torch.bool), value_clip_range=100.0, token_count=4096
+    )
+    assert metrics["update/value_clip_fraction"] == 0.0

@@ -63,11 +63,16 @@ def test_an_accepted_models_gate_stays(tmp_path):
         accepted_changes(folder, config(), config(**gate(min_accuracy=0.9)))
 
 
-def test_how_a_run_recovers_may_change_at_any_time(tmp_path):
+def test_how_a_run_recovers_who_is_told_and_where_ranks_run_may_change_at_any_time(tmp_path):
     folder = RunFolder(tmp_path)
     judge(folder)
-    found = accepted_changes(folder, config(), config(recovery={"max_lost": 12}))
-    assert found == {"recovery.max_lost": (5, 12)}
+    cluster = {"engine": "ray", "ranks": 4}
+    found = accepted_changes(
+        folder, config(), config(recovery={"max_lost": 12}, cluster=cluster, notifications={"log_tail_lines": 3})
+    )
+    assert found["recovery.max_lost"] == (5, 12)
+    assert found["cluster.ranks"] == (1, 4)
+    assert found["notifications.log_tail_lines"][1] == 3
 
 
 @pytest.mark.parametrize(
