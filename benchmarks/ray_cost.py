@@ -98,7 +98,9 @@ def compare(inline: InlineWorkers, ray: RayWorkers, settings: Settings, label: s
         found = {name: timed_step(workers, rollouts, number) for name, workers in turns[:: 1 if number % 2 else -1]}
         (plain, plain_loss), (remote, remote_loss) = found["inline"], found["ray"]
         if abs(plain_loss - remote_loss) > 1e-3 * (abs(plain_loss) + 1e-3):
-            raise SystemExit(f"the sides do not do the same work: policy loss {plain_loss} inline, {remote_loss} by Ray.")
+            raise SystemExit(
+                f"the sides do not do the same work: policy loss {plain_loss} inline, {remote_loss} by Ray."
+            )
         is_counted = number >= settings.warmup_updates
         for phase in PHASES:
             if is_counted:
