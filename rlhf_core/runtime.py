@@ -7,16 +7,12 @@ and are dropped after a failure; the next use builds them anew from a checkpoint
 from __future__ import annotations
 
 import gc
-import json
 import logging
-import platform
 import shutil
-import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +30,7 @@ from rich.progress import (
 )
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core import __version__
-from rlhf_core.config.load import config_hash, dump_config
+from rlhf_core.config.load import dump_config
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data.events import read_events, record_event
 from rlhf_core.data.refs import CheckpointRef
@@ -48,11 +43,11 @@ from rlhf_core.recovery.changed_settings import accepted_changes
 from rlhf_core.recovery.lock import RunLock, acquire_lock
 from rlhf_core.recovery.plan import Plan
 from rlhf_core.seeding import seed_everything
+from rlhf_core.versions import versions
 from rlhf_core.workers.inline import InlineWorkers
 
 logger = logging.getLogger(__name__)
 _SFT_CHECKPOINT = "step-000000"
-_PACKAGES = ("torch", "transformers", "prefect", "great-expectations", "lm-eval", "pandas", "numpy")
 
 
 @dataclass(frozen=True)
@@ -276,7 +271,7 @@ def _is_of_a_start(path: Path) -> bool:
 
 
 def _write_settings(folder: RunFolder, config: RunConfig) -> None:
-    write_json(folder.manifest, _versions(config))
+    write_json(folder.manifest, versions(config))
     write_bytes(folder.config, dump_config(config).encode())
 
 
@@ -287,23 +282,3 @@ def _take_over(folder: RunFolder, config: RunConfig, changes: Mapping[str, tuple
     record_event(folder, "settings_changed", f"going on with other settings: {words}.", changes=words, number=number)
     _write_settings(folder, config)
     lock.release()
-
-
-def _versions(config: RunConfig) -> dict[str, object]:
-    found: dict[str, str | None] = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return {
-        "code_version": __version__,
-        "config_sha256": config_hash(config),
-        "seed": config.seed,
-        "packages": found,
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "torch_threads": torch.get_num_threads(),
-        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"],
-        "config": json.loads(config.model_dump_json()),
-    }

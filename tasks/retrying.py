@@ -101,9 +101,10 @@ def engines(run: Run, stage: str, iteration: int = 0) -> Generator[Runtime]:
 
 def on_failure(run: Run, failed: Attempt, following: str) -> None:
     """Tell people about one failed attempt: where, why, and in `following` what is done about it."""
-    get_run_logger().warning(
-        "%s failed (%s): %s Next: %s.", describe(failed), failed.error_class, failed.message, following
-    )
+    if failed.is_retryable_failure and not failed.gave_up:  # else the error itself is shown, once
+        get_run_logger().warning(
+            "%s failed (%s): %s Next: %s.", describe(failed), failed.error_class, failed.message, following
+        )
     if task_run.id is None:  # outside a task's run nobody looks
         return
     publish_attempts(run)
@@ -155,14 +156,14 @@ def _failed(runtime: Runtime, attempt: Attempt, error: Exception, *, is_last_att
     gave_up = is_healed and is_last_attempt
     failed = fail_attempt(folder, attempt, error, gave_up=gave_up)
     place = {"iteration": attempt.iteration or None, "attempt": attempt.attempt}
-    record_event(
-        folder,
-        "attempt_failed",
-        f"{describe(attempt)}, attempt {attempt.attempt} failed, {failed.error_class}: {error}",
-        error_class=failed.error_class,
-        **place,
-    )
     if is_healed:
+        record_event(
+            folder,
+            "attempt_failed",
+            f"{describe(attempt)}, attempt {attempt.attempt} failed, {failed.error_class}: {error}",
+            error_class=failed.error_class,
+            **place,
+        )
         runtime.drop()
     if gave_up:
         vars(error)[_LAST] = True

@@ -3,33 +3,80 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from rlhf_core.data.store import MANIFEST, file_sha256, fsync_path, read_json, write_json
 from rlhf_core.errors import CheckpointError, DataError
 
 
-def write_manifest(folder: Path) -> str:
-    """Force every file below `folder` to the disk and record it; the SHA-256 of the manifest itself.
+@dataclass(frozen=True)
+class _Record:
+    """What is under way for one file, and how the file looked when that began."""
 
-    The manifest is written last, so its presence means that the rest is whole. Hashing takes cores and forcing takes
-    the disk, so they run side by side; both let go of Python's lock.
+    look: tuple[int, int, int]
+    forced: Future[None]
+    sha256: Future[str]
+
+
+class ManifestWriter:
+    """Forces files to the disk and hashes them in the background, each from when it is reported whole.
+
+    Hashing takes cores and forcing takes the disk, so they run side by side and beside whatever writes the next file;
+    all of them let go of Python's lock. The manifest is written last, so its presence means that the rest is whole.
     """
-    paths = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: -path.stat().st_size)
-    paths = [path for path in paths if path.name != MANIFEST]
-    with ThreadPoolExecutor(1) as disk, ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1))) as cores:
-        forced = [disk.submit(fsync_path, path) for path in paths]
-        hashes = list(cores.map(file_sha256, paths))
-        for one in forced:
-            one.result()
-    facts = zip(paths, hashes, strict=True)
-    files = {str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha} for path, sha in facts}
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            fsync_path(path)
-    write_json(folder / MANIFEST, {"files": files})
-    return file_sha256(folder / MANIFEST)
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._disk = ThreadPoolExecutor(1)
+        self._cores = ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)))
+        self._records: dict[Path, _Record] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for what runs and drop what does not yet: afterwards nothing reads the folder."""
+        for pool in (self._disk, self._cores):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def add(self, path: Path) -> None:
+        """Begin with a file that is whole."""
+        look = _look(path)
+        self._records[path] = _Record(look, self._disk.submit(fsync_path, path), self._cores.submit(file_sha256, path))
+
+    def finish(self) -> str:
+        """Record every file below the folder, reported or not; the SHA-256 of the manifest itself.
+
+        A file that has changed since it was reported is taken anew.
+        """
+        paths = [path for path in self._folder.rglob("*") if path.is_file() and path.name != MANIFEST]
+        for path in sorted(paths, key=lambda path: -path.stat().st_size):
+            if path not in self._records or self._records[path].look != _look(path):
+                self.add(path)
+        files: dict[str, dict[str, int | str]] = {}
+        for path in paths:
+            record = self._records[path]
+            record.forced.result()
+            files[str(path.relative_to(self._folder))] = {"bytes": record.look[0], "sha256": record.sha256.result()}
+        for path in self._folder.rglob("*"):
+            if path.is_dir():
+                fsync_path(path)
+        write_json(self._folder / MANIFEST, {"files": files})
+        return file_sha256(self._folder / MANIFEST)
+
+
+def write_manifest(folder: Path) -> str:
+    """Force every file below `folder` to the disk and record it; the SHA-256 of the manifest itself."""
+    with ManifestWriter(folder) as manifest:
+        return manifest.finish()
+
+
+def _look(path: Path) -> tuple[int, int, int]:
+    facts = path.stat()
+    return facts.st_size, facts.st_mtime_ns, facts.st_ino
 
 
 def require_whole(folder: Path, *, manifest_sha256: str | None = None, check_hashes: bool = True) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rlhf_core import __version__
 from rlhf_core.checkpoints.background import start_verification
-from rlhf_core.checkpoints.manifest import write_manifest
+from rlhf_core.checkpoints.manifest import ManifestWriter
 from rlhf_core.checkpoints.registry import Entry, Registry
 from rlhf_core.checkpoints.trainer_files import require_matching_optimizers
 from rlhf_core.checkpoints.verify import STATE, verify_content
@@ -40,22 +40,23 @@ def save_checkpoint(
     entry = Entry(ref=ref, parent=parent, status=status, experience_sha256=experience_sha256)
     with disk_errors(ref.path), runtime.lock.staged(ref.path.name) as partial:
         partial.mkdir()
-        workers.save(partial)
-        write_json(
-            partial / STATE,
-            {
-                "entry": entry.model_dump(mode="json"),
-                "micro_inference": workers.micro_inference(),
-                "config_sha256": config_hash(runtime.config),
-                "seed": runtime.config.seed,
-                "code_version": __version__,
-            },
-        )
-        manifest_sha256 = write_manifest(partial)
-        if how == "now":
-            verify_content(partial, runtime.config.model)
-        else:
-            require_matching_optimizers(partial)
+        with ManifestWriter(partial) as manifest:
+            workers.save(partial, done=manifest.add)
+            write_json(
+                partial / STATE,
+                {
+                    "entry": entry.model_dump(mode="json"),
+                    "micro_inference": workers.micro_inference(),
+                    "config_sha256": config_hash(runtime.config),
+                    "seed": runtime.config.seed,
+                    "code_version": __version__,
+                },
+            )
+            if how == "now":  # while the disk is at work
+                verify_content(partial, runtime.config.model)
+            else:
+                require_matching_optimizers(partial)
+            manifest_sha256 = manifest.finish()
         runtime.lock.commit(partial, ref.path)
     runtime.mark_saved(ref)
     entry = entry.model_copy(update={"manifest_sha256": manifest_sha256})

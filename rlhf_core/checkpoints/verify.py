@@ -30,7 +30,7 @@ def verify_checkpoint(folder: Path, config: ModelConfig, *, manifest_sha256: str
 
 
 def verify_content(folder: Path, config: ModelConfig) -> None:
-    """What verification does beside the hashes, for a folder whose manifest was made from its files a moment ago.
+    """What verification does beside the hashes, for a folder whose manifest is made from its files just now.
 
     The weights are read from the file system again, and their log-probs compared with those of the model in memory: so
     what was written is what was meant. Of the optimizers' files names and shapes are compared. The system may answer

@@ -22,11 +22,10 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors import SafetensorError
 
 from rlhf_core import __version__
 from rlhf_core.data.refs import StageRef
-from rlhf_core.errors import DataError, RunFolderError
+from rlhf_core.errors import DataError, RlhfError, RunFolderError
 
 MANIFEST = "MANIFEST.json"
 _HASH_CHUNK_BYTES = 1 << 22
@@ -60,7 +59,7 @@ def disk_errors(path: Path) -> Generator[None]:
     """Turn the system's refusals to write into one error that says what to do."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except Exception as error:  # the tokenizers' library raises a bare one, with the number in its text
         advice = {
             errno.ENOSPC: "the disk is full. Free some space, or set `home` to another disk",
             errno.EDQUOT: "the disk quota is used up. Free some space, or set `home` to another disk",
@@ -79,10 +78,12 @@ def disk_errors(path: Path) -> Generator[None]:
         ) from error
 
 
-def _error_number(error: OSError | SafetensorError) -> int:
-    """The system's number of an error; safetensors tells it in the text alone."""
+def _error_number(error: Exception) -> int:
+    """The system's number of an error, 0 for another; safetensors and tokenizers tell it in the text alone."""
     if isinstance(error, OSError):
         return error.errno or 0
+    if isinstance(error, RlhfError):
+        return 0
     found = re.search(r"\(os error (\d+)\)", str(error))
     return int(found[1]) if found else 0
 

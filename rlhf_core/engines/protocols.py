@@ -143,8 +143,11 @@ class WorkerGroup(RolloutEngine, TokenScorer, Protocol):
         """
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write `policy/`, `critic/` (model folders) and `trainer/` (optimizers, schedule, RNG) into `folder`."""
+    def save(self, folder: Path, done: Callable[[Path], None] = lambda path: None) -> None:
+        """Write `policy/`, `critic/` (model folders) and `trainer/` (optimizers, schedule, RNG) into `folder`.
+
+        `done` may be told of files that are whole, so that the caller can begin with them; not of all of them.
+        """
         ...
 
     def load(self, folder: Path) -> None:

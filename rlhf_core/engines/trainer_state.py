@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,21 +30,29 @@ _STATE = "state.json"
 FORMAT = "trainer-2"
 
 
-def save_trainer(trainer: TorchTrainer, folder: Path, ranks: Ranks = SOLO) -> None:
-    """Write `policy/`, `critic/` and `trainer/` into `folder`; called by all ranks, rank 0 writes what is shared."""
+def save_trainer(
+    trainer: TorchTrainer, folder: Path, ranks: Ranks = SOLO, done: Callable[[Path], None] = lambda path: None
+) -> None:
+    """Write `policy/`, `critic/` and `trainer/` into `folder`; called by all ranks, rank 0 writes what is shared.
+
+    `done` is told each large file once it is whole.
+    """
     rank = folder / "trainer"
     rank.mkdir(parents=True, exist_ok=True)
     with trainer.whole():
         if ranks.number == 0:
             trainer.policy.save_pretrained(folder / "policy")
             trainer.tokenizer.save_pretrained(folder / "policy")
+            _report(folder / "policy", done)
             if trainer.critic is not None:
                 trainer.critic.save(folder / "critic")
+                _report(folder / "critic", done)
     counters: dict[str, dict[str, int | None]] = {}
     for name, optimizer in _optimizers(trainer).items():
         moments = optimizer.moments()
         if ranks.number == 0:
             save_file({key: t.detach().cpu().contiguous() for key, t in moments.items()}, rank / f"{name}.safetensors")
+            done(rank / f"{name}.safetensors")
         counters[name] = {
             "steps": optimizer.steps,
             "skipped_in_row": optimizer.skipped_in_row,
@@ -60,6 +68,11 @@ def save_trainer(trainer: TorchTrainer, folder: Path, ranks: Ranks = SOLO) -> No
             "value_stats": trainer.value_stats.state_dict(),
         }
         (rank / _STATE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
+
+
+def _report(folder: Path, done: Callable[[Path], None]) -> None:
+    for path in folder.iterdir():
+        done(path)
 
 
 def _random_file(rank: int) -> str:

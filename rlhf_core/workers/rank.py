@@ -73,9 +73,9 @@ class Rank:
         with self.trainer.whole():
             return micro_inference(self.trainer.policy)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, done: Callable[[Path], None] = lambda path: None) -> None:
         """Write the state; rank 0 writes what all share."""
-        save_trainer(self.trainer, folder, self.ranks)
+        save_trainer(self.trainer, folder, self.ranks, done)
 
     def load(self, folder: Path) -> None:
         """Take the state that any number of ranks wrote."""

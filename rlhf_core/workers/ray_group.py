@@ -108,9 +108,12 @@ class RayWorkers:
         """See `WorkerGroup`."""
         return self._on_each("micro_inference", [()] * len(self._actors))[0]
 
-    def save(self, folder: Path) -> None:
-        """See `WorkerGroup`; `folder` must be on a disk that all ranks share."""
+    def save(self, folder: Path, done: Callable[[Path], None] = lambda path: None) -> None:
+        """See `WorkerGroup`; `folder` must be on a disk that all ranks share. Files are reported when all are whole."""
         self._on_each("save", [(folder,)] * len(self._actors))
+        for path in folder.rglob("*"):
+            if path.is_file():
+                done(path)
 
     def load(self, folder: Path) -> None:
         """See `WorkerGroup`; the folder may be of another number of ranks or ZeRO stage."""

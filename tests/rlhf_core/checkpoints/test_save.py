@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlhf_core.checkpoints import save
+from rlhf_core.checkpoints.manifest import write_manifest
 from rlhf_core.checkpoints.registry import Registry
 from rlhf_core.checkpoints.save import new_reference, save_checkpoint
 from rlhf_core.checkpoints.stage import start_policy
@@ -43,7 +43,7 @@ def test_weights_that_say_something_else_than_when_saved_do_not_verify(runtime):
     save_file(tensors, weights, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="damaged"):
         verify_checkpoint(start.path, runtime.config.model)
-    save.write_manifest(start.path)
+    write_manifest(start.path)
     with pytest.raises(CheckpointError, match="does not reproduce the log-probs"):
         verify_checkpoint(start.path, runtime.config.model)
 
@@ -52,7 +52,7 @@ def test_a_save_that_fails_leaves_the_previous_checkpoint_current_and_no_rubbish
     start = start_policy(runtime)
     workers = runtime.at(start)
 
-    def full(folder):
+    def full(folder, done):
         (folder / "half").write_bytes(b"x")
         raise OSError(28, "No space left on device")
 
