@@ -38,7 +38,8 @@ def connect(config: RunConfig) -> None:
             "_node_ip_address": "127.0.0.1",
         }
     try:
-        ray.init(**options, log_to_driver=False, logging_level=logging.WARNING, configure_logging=False)
+        with _own_answer_to_sigterm():
+            ray.init(**options, log_to_driver=False, logging_level=logging.WARNING, configure_logging=False)
     except Exception as error:  # Ray raises a bare one where its processes come up too late
         ray.shutdown()
         where = "a local Ray could not be started" if cluster.address is None else f"no Ray at {cluster.address}"
