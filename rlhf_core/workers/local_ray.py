@@ -53,7 +53,8 @@ def reserve(config: RunConfig) -> Any:
     """Cores and GPUs for all ranks at once, packed or spread over the machines.
 
     Raises:
-        ConfigError: the cluster has too little for them.
+        ConfigError: a local Ray has too little for them.
+        EngineError: a cluster has, within `cluster.start_seconds`; a retry may find a machine back.
     """
     cluster = config.cluster
     gpus = cluster.gpus_per_rank
@@ -63,7 +64,9 @@ def reserve(config: RunConfig) -> Any:
     group = placement_group([dict(bundle) for _ in range(cluster.ranks)], strategy=cluster.placement.upper())
     if not group.wait(timeout_seconds=cluster.start_seconds):
         ray.util.remove_placement_group(group)
-        raise ConfigError(
+        # Of a cluster a machine may be missing that comes back; a local Ray never has more.
+        kind = ConfigError if cluster.address is None else EngineError
+        raise kind(
             f"cluster: {cluster.ranks} ranks of {bundle} do not fit; Ray has {_available()}. Lower cluster.ranks, "
             "cpus_per_rank or gpus_per_rank, or add machines."
         )
