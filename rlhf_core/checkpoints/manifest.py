@@ -68,12 +68,6 @@ class ManifestWriter:
         return file_sha256(self._folder / MANIFEST)
 
 
-def write_manifest(folder: Path) -> str:
-    """Force every file below `folder` to the disk and record it; the SHA-256 of the manifest itself."""
-    with ManifestWriter(folder) as manifest:
-        return manifest.finish()
-
-
 def _look(path: Path) -> tuple[int, int, int]:
     facts = path.stat()
     return facts.st_size, facts.st_mtime_ns, facts.st_ino

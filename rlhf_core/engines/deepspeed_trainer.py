@@ -67,11 +67,6 @@ class DeepSpeedTrainer(TorchTrainer):
             for optimizer in self._zero:
                 optimizer.adopt_weights()
 
-    def close(self) -> None:
-        """Release what DeepSpeed holds of the models."""
-        for optimizer in self._zero:
-            optimizer.engine.destroy()
-
 
 @contextmanager
 def _unsharded(optimizer: ZeroAdamW, *, modify: bool) -> Generator[None]:

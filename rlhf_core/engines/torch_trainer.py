@@ -83,9 +83,6 @@ class TorchTrainer:
         """
         yield
 
-    def close(self) -> None:
-        """Release what the engine holds beyond the models."""
-
     @property
     def autocast(self) -> Autocast:
         """The precision that the products really run in."""

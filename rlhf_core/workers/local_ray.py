@@ -28,7 +28,7 @@ def connect(config: RunConfig) -> None:
     if ray.is_initialized():
         return
     cluster = config.cluster
-    # A package of this project's code is on every machine; the driver's folder need not be sent.
+    # Ray's coming default: whoever reserves no GPU, as this process, keeps the GPUs that it sees.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: dict[str, Any] = {"address": cluster.address}
     if cluster.address is None:

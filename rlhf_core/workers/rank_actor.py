@@ -39,7 +39,6 @@ class RankActor:
         self._config = config
         self._rank: Rank | None = None
         self._steps = 0
-        self._place: Place | None = None
 
     def meeting_point(self) -> tuple[str, int]:
         """This machine's address and a port of it that is free now."""
@@ -55,7 +54,6 @@ class RankActor:
             ConfigError: a model cannot be loaded.
         """
         config = self._config
-        self._place = place
         torch.set_num_threads(max(1, int(config.cluster.cpus_per_rank)))
         has_gpu = config.compute.device != "cpu" and torch.cuda.is_available()
         device = torch.device("cuda", 0) if has_gpu else torch.device("cpu")

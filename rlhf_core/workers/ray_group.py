@@ -7,7 +7,6 @@ when it does, however it ends.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -33,7 +32,6 @@ from rlhf_core.errors import CommunicationTimeout, EngineError, RlhfError, Stall
 from rlhf_core.workers.local_ray import connect, reserve
 from rlhf_core.workers.rank_actor import Place, RankActor
 
-logger = logging.getLogger(__name__)
 _POLL_SECONDS = 2.0
 _PULSE_SECONDS = 5.0
 _CAUSE_SECONDS = 3.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -37,6 +39,17 @@ def two_machines(*, cores_of_the_first: int) -> Generator[Cluster]:
         cluster.shutdown()
 
 
+@contextmanager
+def ended(processes: list[subprocess.Popen[bytes]]) -> Generator[None]:
+    """What was started on the way is over afterwards."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait(60)
+
+
 def lose_one(cluster: Cluster, ranks: list[int]) -> None:
     """Kill the second machine's raylet and the rank on it, as when the power goes."""
     (machine,) = [node for node in cluster.list_all_nodes() if node != cluster.head_node]
@@ -63,7 +76,8 @@ def _parent(pid: int) -> int:
 def test_a_lost_machine(
     prefect_server, undisturbed, tmp_path, monkeypatch, measured: Callable[[str], None], comes_back
 ):
-    with two_machines(cores_of_the_first=1 if comes_back else 2) as cluster:
+    returned: list[subprocess.Popen[bytes]] = []
+    with two_machines(cores_of_the_first=1 if comes_back else 2) as cluster, ended(returned):
 
         def fall(_: Any, ranks: list[int]) -> None:
             lose_one(cluster, ranks)
@@ -72,7 +86,9 @@ def test_a_lost_machine(
 
         def return_later() -> None:
             time.sleep(AWAY_SECONDS)
-            cluster.add_node(num_cpus=1)
+            # By a command: Ray's own Node takes signals for itself, which only the main thread may do.
+            join = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={cluster.address}"]
+            returned.append(subprocess.Popen([*join, "--num-cpus=1", "--block"], stdin=subprocess.DEVNULL))
 
         blow = strike(monkeypatch, fall, during="update")
         place = {"address": cluster.address, "placement": "spread", "start_seconds": 120.0}

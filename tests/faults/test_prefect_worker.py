@@ -43,8 +43,9 @@ def test_a_worker_killed_under_a_run(own_server, world, tmp_path, measured):
         call(environment, *start, "--param", "resume=true")
         wait_until(lambda: len(ended(api)) >= 1 + outlived, seconds=240, what="all flow runs ended")
     states = ended(api)
-    if outlived:
-        assert sorted(states) == ["Completed", "Failed"], states
+    measured(f"flow runs: {', '.join(states)}")
+    # The first may live on, and then the second is refused; or it dies of its worker's end, and the second completes.
+    assert states.count("Completed") == 1 and len(states) <= 2, states
     require_one_owner(folder)
     assert run_status(folder).state == "finished"
     run_without_prefect(str(config), [f"home={tmp_path / 'alone'}"])

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlhf_core.checkpoints.manifest import write_manifest
 from rlhf_core.checkpoints.registry import Registry
 from rlhf_core.checkpoints.stage import start_policy
 from rlhf_core.checkpoints.trainer_files import require_matching_optimizers
@@ -20,6 +19,7 @@ from rlhf_core.data.store import MANIFEST, write_json
 from rlhf_core.errors import CheckpointError
 from rlhf_core.recovery.lock import acquire_lock
 from rlhf_core.runtime import close_runtime, open_runtime, stored_config
+from tests.rlhf_core.checkpoints.manifests import write_manifest
 from tests.rlhf_core.checkpoints.saving import PROCESSES, save_with_little_room
 
 

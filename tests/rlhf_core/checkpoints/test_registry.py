@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_core.checkpoints.manifest import require_whole, write_manifest
+from rlhf_core.checkpoints.manifest import require_whole
 from rlhf_core.checkpoints.registry import Entry, Registry
 from rlhf_core.checkpoints.stage import remaining_iterations, remaining_rounds
 from rlhf_core.config.run import RunConfig
@@ -12,6 +12,7 @@ from rlhf_core.data.events import read_events
 from rlhf_core.data.refs import CheckpointRef, ControlState
 from rlhf_core.data.store import RunFolder, write_json
 from rlhf_core.errors import CheckpointError
+from tests.rlhf_core.checkpoints.manifests import write_manifest
 
 CONFIG = RunConfig.model_validate(
     {

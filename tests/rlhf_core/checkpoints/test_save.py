@@ -6,13 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlhf_core.checkpoints.manifest import write_manifest
 from rlhf_core.checkpoints.registry import Registry
 from rlhf_core.checkpoints.save import new_reference, save_checkpoint
 from rlhf_core.checkpoints.stage import start_policy
 from rlhf_core.checkpoints.verify import verify_checkpoint
 from rlhf_core.errors import CheckpointError, RunFolderError, RunLocked
 from rlhf_core.runtime import open_runtime, prepare_run
+from tests.rlhf_core.checkpoints.manifests import write_manifest
 from tests.tiny_run import tiny_config
 
 
