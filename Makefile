@@ -28,7 +28,7 @@ test: $(STAMP) ## the test suite
 	$(BIN)/python -m pytest
 
 faults: $(STAMP) ## every fault that a run must survive, injected: a line each (half an hour)
-	$(BIN)/python -m pytest -m faults
+	RLHF_KILLS=$${RLHF_KILLS:-20} $(BIN)/python -m pytest -m faults
 
 test-oracles: $(ORACLES)/.ready ## our formulas against those of verl and torchrl (optional; installs them in .cache)
 	$(ORACLES)/venv/bin/python -m pytest tests/oracles

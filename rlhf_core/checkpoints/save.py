@@ -38,6 +38,8 @@ def save_checkpoint(
     how = "now" if parent is None else runtime.config.checkpoints.verify
     status = "saved" if how == "background" else "verified"
     entry = Entry(ref=ref, parent=parent, status=status, experience_sha256=experience_sha256)
+    # Opened before the folder appears: it would take an unregistered one for a dead process's and hash it all again.
+    registry = Registry(runtime.folder, runtime.lock)
     with disk_errors(ref.path), runtime.lock.staged(ref.path.name) as partial:
         partial.mkdir()
         with ManifestWriter(partial) as manifest:
@@ -60,7 +62,7 @@ def save_checkpoint(
         runtime.lock.commit(partial, ref.path)
     runtime.mark_saved(ref)
     entry = entry.model_copy(update={"manifest_sha256": manifest_sha256})
-    Registry(runtime.folder, runtime.lock).add(entry, keep_last=runtime.config.checkpoints.keep_last)
+    registry.add(entry, keep_last=runtime.config.checkpoints.keep_last)
     if how == "background":
         start_verification(ref.path, runtime.config.model, manifest_sha256=manifest_sha256)
     return ref

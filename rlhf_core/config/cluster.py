@@ -37,6 +37,12 @@ class ClusterConfig(StrictConfig):
         default=900.0, gt=0, description="work whose step counters stand still for so long is ended as stalled"
     )
 
+    @property
+    def sharding_stage(self) -> int:
+        """The ZeRO stage in effect: one rank has nobody to share with, and flat copies would only cost it time."""
+        is_offloaded = self.offload_optimizer or self.offload_parameters
+        return self.zero_stage if self.ranks > 1 or is_offloaded else 0
+
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if self.engine == "inline" and self.ranks > 1:

@@ -28,7 +28,7 @@ class DeepSpeedTrainer(TorchTrainer):
         """See `TorchTrainer`."""
         self._zero: list[ZeroAdamW] = []
         super().__init__(config, device)
-        if config.cluster.zero_stage == 3:
+        if config.cluster.sharding_stage == 3:
             import deepspeed
 
             cast(Any, deepspeed).zero.register_external_parameter(self._zero[0].engine.module, model_head(self.policy))
@@ -59,7 +59,7 @@ class DeepSpeedTrainer(TorchTrainer):
     def whole(self, *, modify: bool = False) -> Generator[None]:
         """Every parameter is here in full; what `modify` writes into them counts from then on, rank 0's for all."""
         with ExitStack() as gathered:
-            if self.config.cluster.zero_stage == 3:
+            if self.config.cluster.sharding_stage == 3:
                 for optimizer in self._zero:
                     gathered.enter_context(_unsharded(optimizer, modify=modify))
             yield

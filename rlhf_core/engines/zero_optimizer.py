@@ -48,7 +48,7 @@ class ZeroAdamW(ScheduledOptimizer):
         import deepspeed
 
         super().__init__(model, config, total_steps=total_steps, hidden_size=hidden_size)
-        self._stage, self._limit = cluster.zero_stage, config.max_grad_norm
+        self._stage, self._limit = cluster.sharding_stage, config.max_grad_norm
         initialize = cast(Any, deepspeed.initialize)
         self.engine: Any = initialize(
             model=module,
@@ -98,7 +98,8 @@ class ZeroAdamW(ScheduledOptimizer):
 
     def _plain_step(self) -> tuple[float, bool]:
         """Stage 0: DeepSpeed sums the gradients, and torch steps; DeepSpeed itself would step on a NaN."""
-        self.engine.buffered_allreduce_fallback(elements_per_buffer=_BUCKET_ELEMENTS)
+        if self._ranks > 1:  # of one rank it would only copy them back and forth
+            self.engine.buffered_allreduce_fallback(elements_per_buffer=_BUCKET_ELEMENTS)
         held = [p for p in self._parameters.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([cast(Tensor, p.grad) for p in held])
         is_finite = bool(norm.isfinite())
@@ -196,7 +197,7 @@ def deepspeed_settings(cluster: ClusterConfig, max_grad_norm: float, parameters:
     """
     bucket = min(parameters + parameters % 2, _BUCKET_ELEMENTS)  # DeepSpeed asks for an even number
     zero: dict[str, Any] = {
-        "stage": cluster.zero_stage,
+        "stage": cluster.sharding_stage,
         "overlap_comm": False,
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,
@@ -205,7 +206,7 @@ def deepspeed_settings(cluster: ClusterConfig, max_grad_norm: float, parameters:
         zero["offload_optimizer"] = {"device": "cpu"}
     if cluster.offload_parameters:
         zero["offload_param"] = {"device": "cpu"}
-    if cluster.zero_stage == 3:
+    if cluster.sharding_stage == 3:
         zero |= {
             "stage3_param_persistence_threshold": 0,
             "stage3_prefetch_bucket_size": bucket,

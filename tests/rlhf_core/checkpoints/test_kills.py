@@ -1,6 +1,6 @@
 """SIGKILL at random instants while checkpoints are saved, one after the other (F1).
 
-A few kills in the whole suite; `RLHF_KILLS=20 pytest -m faults` for more.
+A few kills in the whole suite, 20 by `make faults`, more by RLHF_KILLS.
 """
 
 from __future__ import annotations

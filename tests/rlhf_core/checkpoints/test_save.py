@@ -6,10 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlhf_core.checkpoints import manifest
 from rlhf_core.checkpoints.registry import Registry
 from rlhf_core.checkpoints.save import new_reference, save_checkpoint
 from rlhf_core.checkpoints.stage import start_policy
 from rlhf_core.checkpoints.verify import verify_checkpoint
+from rlhf_core.data.store import file_sha256
 from rlhf_core.errors import CheckpointError, RunFolderError, RunLocked
 from rlhf_core.runtime import open_runtime, prepare_run
 from tests.rlhf_core.checkpoints.manifests import write_manifest
@@ -89,3 +91,14 @@ def test_a_name_in_use_and_other_settings_are_refused(world, tmp_path):
         prepare_run(tiny_config(world, tmp_path / "notes" / "mine.txt"), resume=False)
     with pytest.raises(RunFolderError, match="is no run"):
         open_runtime(tmp_path / "notes")
+
+
+def test_a_save_reads_each_file_back_once(runtime, monkeypatch):
+    """Hashing costs as much as writing: a second pass over a checkpoint that was hashed just now is a third of it."""
+    policy = start_policy(runtime)
+    hashed: list[str] = []
+    monkeypatch.setattr(manifest, "file_sha256", lambda path: hashed.append(path.name) or file_sha256(path))
+    ref = new_reference(runtime, 1, policy.control, {})
+    saved = save_checkpoint(runtime, runtime.at(policy), ref, parent=0, experience_sha256=None)
+    weights = sorted(path.name for path in saved.path.rglob("*.safetensors"))
+    assert sorted(name for name in hashed if name.endswith(".safetensors")) == weights

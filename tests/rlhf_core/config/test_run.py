@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from rlhf_core.config.cluster import ClusterConfig
 from rlhf_core.config.run import RunConfig
 
 
@@ -93,3 +94,16 @@ def test_case_N10_a_horizon_at_which_one_batch_could_take_beta_to_zero_is_refuse
     with pytest.raises(ValidationError, match=r"kl\.horizon_rollouts=6 with 32 rollouts .* above 6\.4"):
         config(kl={"kind": "proportional", "horizon_rollouts": 6})
     assert config(kl={"kind": "proportional", "horizon_rollouts": 7})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "stage"),
+    [
+        ({"ranks": 2, "zero_stage": 2}, 2),
+        ({"ranks": 1, "zero_stage": 2}, 0),
+        ({"ranks": 1, "zero_stage": 3, "offload_parameters": True}, 3),
+        ({"ranks": 1, "zero_stage": 1, "offload_optimizer": True}, 1),
+    ],
+)
+def test_a_single_rank_shards_only_what_it_offloads(cluster, stage):
+    assert ClusterConfig.model_validate({"engine": "ray", **cluster}).sharding_stage == stage
