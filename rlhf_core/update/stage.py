@@ -38,7 +38,7 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, experience: StageRef, ite
         NumericsError: the update is not to be trusted (ratio, KL or gradients).
         CheckpointError: the result does not verify.
     """
-    stored = _saved_before(runtime.folder, policy, experience, iteration)
+    stored = _saved_before(runtime, policy, experience, iteration)
     if stored is not None:
         return stored
     config = runtime.config
@@ -156,10 +156,10 @@ def _documents(config: RunConfig, folder: RunFolder, control: ControlState, iter
 
 
 def _saved_before(
-    folder: RunFolder, policy: CheckpointRef, experience: StageRef, iteration: int
+    runtime: Runtime, policy: CheckpointRef, experience: StageRef, iteration: int
 ) -> CheckpointRef | None:
     """The checkpoint that this very update left, if it is registered and whole."""
-    entry = Registry(folder).entry(iteration)
+    entry = Registry(runtime.folder, runtime.lock).entry(iteration)
     if entry is None or entry.status not in ("saved", "verified", "promoted"):
         return None
     is_same = entry.parent == policy.step and entry.experience_sha256 == experience.sha256
