@@ -148,7 +148,9 @@ def make_work(count: int, options: argparse.Namespace) -> Work:
     """Prompts of random tokens; the lengths are uniform from an eighth of the limit on, one of them the limit."""
     draw = random.Random(count)
     vocab = SHAPE.vocab_size
-    prompts = [tuple(draw.randrange(5, vocab) for _ in range(draw.randint(*options.prompt_tokens))) for _ in range(count)]
+    prompts = [
+        tuple(draw.randrange(5, vocab) for _ in range(draw.randint(*options.prompt_tokens))) for _ in range(count)
+    ]
     lengths = [draw.randint(max(1, options.new_tokens // 8), options.new_tokens) for _ in range(count)]
     return Work(prompts, [options.new_tokens, *lengths[1:]])
 

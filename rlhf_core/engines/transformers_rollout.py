@@ -93,7 +93,9 @@ class TransformersRollout:
         for step in range(sampling.max_new_tokens):
             rows = batch.rows
             logits = explored_logits(logits, [drafts[row].request.seed for row in rows], step, sampling.noise_std)
-            tokens, logprobs, totals = draw_tokens(logits, uniforms[torch.tensor(rows, device=uniforms.device), step], sampling.temperature)
+            tokens, logprobs, totals = draw_tokens(
+                logits, uniforms[torch.tensor(rows, device=uniforms.device), step], sampling.temperature
+            )
             # One copy from the device a step: a token's end, its log-prob and N05's check come together.
             found = torch.stack([tokens.double(), logprobs.double(), totals]).T.tolist()
             for row, (_, _, total) in zip(rows, found, strict=True):
@@ -199,9 +201,7 @@ class _Batch:
             order[hole] = mover
         index = torch.tensor(order, device=tokens.device)
         targets = torch.tensor(holes, dtype=torch.long, device=tokens.device)
-        self._cache.move_rows(
-            torch.tensor(movers, dtype=torch.long, device=tokens.device), targets, max(self._lengths)
-        )
+        self._cache.move_rows(torch.tensor(movers, dtype=torch.long, device=tokens.device), targets, max(self._lengths))
         self._positions = self._positions[index]
         self.rows = [self.rows[place] for place in order]
         self._lengths = [self._lengths[place] for place in order]
