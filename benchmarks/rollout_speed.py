@@ -3,8 +3,8 @@
     python benchmarks/rollout_speed.py
     python benchmarks/rollout_speed.py --model FOLDER --prompts 32 --alternations 1 --threads 1
 
-Each response's length is drawn once and holds for both sides: `generate` cannot let a row go before the last one is done
-and pays for it, this engine drops it. Lengths are forced from outside, here alone: by a logits processor there, by a
+Each response's length is drawn once and holds for both sides: `generate` cannot let a row go before the last one is
+done and pays for it, this engine drops it. Lengths are forced from outside, here alone: by a logits processor there, by a
 subclass that says when a row is done here. Both sides use one set of weights and take turns. Beside wall-clock time
 stands the processor time, which other jobs on the machine disturb less.
 
@@ -92,7 +92,7 @@ class EndAtLength(LogitsProcessor):
         self.prompt_width = prompt_width
         self.last = torch.tensor(lengths) - 1
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
         is_last = self.last == input_ids.shape[1] - self.prompt_width
         scores[:, EOS] = -torch.inf
         scores[is_last] = -torch.inf

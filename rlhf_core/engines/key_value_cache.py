@@ -1,11 +1,11 @@
 """A key-value cache that never copies what it holds, and where no row's place depends on the other rows.
 
-Prompts are read without padding, one after another; then each row's keys lie from place 0 on, and a new token is written
-right after them. What a row attends to thus begins at the same address in a batch of 1 and of 32, and with widths in
+Prompts are read without padding, one after another; then each row's keys lie from place 0 on, and a new token is
+written right after them. What a row attends to thus begins at the same address in a batch of 1 and of 32, and with widths in
 steps of `WIDTH_STEP` the kernels add it up in the same order: attention gives the same bits (G4).
 
-transformers' DynamicCache pads at the left and concatenates at each token, which on a CPU costs more than the attention;
-its StaticCache attends to the whole room from the first token on.
+transformers' DynamicCache pads at the left and concatenates at each token, which on a CPU costs more than the
+attention; its StaticCache attends to the whole room from the first token on.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RoomyCache(Cache):
         super().__init__(layers=list(self.roomy_layers))
 
     def spread(self, index: Int[Tensor, "rows width"], room: int) -> None:
-        """After the prompts were read: row i holds the prompts' tokens `index[i]`; `room` is what it can hold at most."""
+        """After the prompts were read: row i holds the prompts' tokens `index[i]` and has room for `room`."""
         for layer in self.roomy_layers:
             layer.spread(index, room)
 

@@ -62,5 +62,5 @@ def _is_packable(module: torch.nn.Linear) -> bool:
     return module.weight.dtype == torch.float32 and "forward" not in vars(module)
 
 
-def _product(packed: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
-    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], ""))
+def _product(packed: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:
+    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(input, packed, bias, "none", [], ""))

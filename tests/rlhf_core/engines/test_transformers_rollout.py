@@ -191,6 +191,21 @@ def test_sampling_that_runs_out_of_memory_goes_on_with_half_and_gives_the_same_r
     assert (engine.batch.size, engine.batch.out_of_memory_count) == (2, 1)
 
 
+def test_no_padded_token_and_no_finished_row_goes_through_the_model(model, tokenizer, alone):
+    """P12: of each batch every distinct prompt is read once, then each row's tokens but the last."""
+    requests = requests_of(40, model.config.vocab_size)
+    seen: list[int] = []
+    handle = model.get_input_embeddings().register_forward_hook(lambda m, i, o: seen.append(o.shape[0] * o.shape[1]))
+    try:
+        TransformersRollout(model, tokenizer, batch_size=40).generate(requests, SAMPLING)
+    finally:
+        handle.remove()
+    prompts = {request.prompt_ids for request in requests}
+    assert len(prompts) < len(requests)
+    assert seen[0] == sum(len(prompt) for prompt in prompts)
+    assert sum(seen[1:]) == sum(len(one.response_ids) - 1 for one in alone)
+
+
 def test_only_special_tokens_of_the_generation_settings_end_a_response(model, tokenizer, monkeypatch):
     monkeypatch.setattr(model.generation_config, "eos_token_id", [tokenizer.eos_token_id, 40])
     assert eos_token_ids(model, tokenizer) == frozenset({tokenizer.eos_token_id})
