@@ -4,8 +4,8 @@
     python benchmarks/rollout_speed.py --model FOLDER --prompts 32 --alternations 1 --threads 1
 
 Each response's length is drawn once and holds for both sides: `generate` cannot let a row go before the last one is
-done and pays for it, this engine drops it. Lengths are forced from outside, here alone: by a logits processor there, by a
-subclass that says when a row is done here. Both sides use one set of weights and take turns. Beside wall-clock time
+done and pays for it, this engine drops it. Lengths are forced from outside, here alone: by a logits processor there, by
+a subclass that says when a row is done here. Both sides use one set of weights and take turns. Beside wall-clock time
 stands the processor time, which other jobs on the machine disturb less.
 
 The limit is arithmetic: the prompts' products at the measured speed of large products, then for each step the larger of
@@ -28,7 +28,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,8 +1,8 @@
 """A key-value cache that never copies what it holds, and where no row's place depends on the other rows.
 
 Prompts are read without padding, one after another; then each row's keys lie from place 0 on, and a new token is
-written right after them. What a row attends to thus begins at the same address in a batch of 1 and of 32, and with widths in
-steps of `WIDTH_STEP` the kernels add it up in the same order: attention gives the same bits (G4).
+written right after them. What a row attends to thus begins at the same place in a batch of 1 and of 32, and with widths
+in steps of `WIDTH_STEP` the kernels add it up in the same order: attention gives the same bits (G4).
 
 transformers' DynamicCache pads at the left and concatenates at each token, which on a CPU costs more than the
 attention; its StaticCache attends to the whole room from the first token on.
