@@ -22,9 +22,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlhf_core.engines.protocols import Generation, GenerationRequest, Sampling  # noqa: E402
-from rlhf_core.engines.transformers_rollout import TransformersRollout  # noqa: E402
-from rlhf_core.models.packed_attention import use_packed_attention  # noqa: E402
+from rlhf_core.engines.protocols import Generation, GenerationRequest, Sampling
+from rlhf_core.engines.transformers_rollout import TransformersRollout
+from rlhf_core.models.packed_attention import use_packed_attention
 
 
 def main() -> None:
