@@ -85,4 +85,4 @@ def load_chat_judge(config: SafetyConfig, device: torch.device) -> ChatJudge:
     """The model in `config.path`. Raises ConfigError where it or its words do not serve."""
     path = str(config.path)
     tokenizer = load_model_tokenizer(path)
-    return ChatJudge(load_model(AutoModelForCausalLM, path, device), tokenizer, config)
+    return ChatJudge(load_model(AutoModelForCausalLM, config, device), tokenizer, config)

@@ -9,16 +9,18 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
+from rlhf_core.config.rejection import SafetyConfig
 from rlhf_core.errors import ConfigError
 from rlhf_core.models.loading import resolve_model
 
 
-def load_model(kind: Any, path: str, device: torch.device) -> Any:
+def load_model(kind: Any, config: SafetyConfig, device: torch.device) -> Any:
     """The model in float32 on a CPU and bfloat16 on a GPU, in eval mode.
 
     Raises:
-        ConfigError: it cannot be loaded, or its files lack weights.
+        ConfigError: it cannot be loaded, its files lack weights, or its window is smaller than `max_tokens`.
     """
+    path = str(config.path)
     name, verbosity = resolve_model(path), hf_logging.get_verbosity()
     hf_logging.set_verbosity_error()  # A missing head is looked at here, not printed.
     try:
@@ -37,6 +39,12 @@ def load_model(kind: Any, path: str, device: torch.device) -> Any:
         raise ConfigError(
             f"rollout.rejection.safety: {path} lacks {len(lacking)} weights of a {type(model).__name__}, the first is "
             f"{lacking[0]}. Give the folder of a trained model of that kind."
+        )
+    window = getattr(model.config, "max_position_embeddings", None)
+    if window is not None and config.max_tokens > window:
+        raise ConfigError(
+            f"rollout.rejection.safety.max_tokens={config.max_tokens} exceeds the window of {path}, {window} tokens. "
+            f"Set it to at most {window}; longer responses are read in parts."
         )
     return model.to(device).eval()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from rlhf_core.safety.windows import windows, worst_of_parts
 
 
 class TextClassifier:
-    """P(unsafe) is the sum over the unsafe labels; the greatest of them where the labels exclude nothing."""
+    """P(unsafe) is the sum over the unsafe labels; the greatest of them where several may hold at once."""
 
     def __init__(
         self, model: Any, tokenizer: PreTrainedTokenizerBase, config: SafetyConfig, unsafe_ids: Sequence[int]
@@ -55,7 +55,7 @@ def load_text_classifier(config: SafetyConfig, device: torch.device) -> TextClas
     """
     path = str(config.path)
     tokenizer = load_model_tokenizer(path)
-    model = load_model(AutoModelForSequenceClassification, path, device)
+    model = load_model(AutoModelForSequenceClassification, config, device)
     labels = {str(label): int(number) for number, label in model.config.id2label.items()}
     is_multi = model.config.problem_type == "multi_label_classification"
     if len(labels) < 2 and not is_multi:
@@ -70,4 +70,6 @@ def load_text_classifier(config: SafetyConfig, device: torch.device) -> TextClas
             f"rollout.rejection.safety: {path} {fault}. Its labels are {sorted(labels)}; set unsafe_labels to those "
             "that stand for unsafe text."
         )
+    if model.config.pad_token_id is None:  # a decoder's head reads the last token that is not padding
+        model.config.pad_token_id = cast("int | None", tokenizer.pad_token_id) or 0
     return TextClassifier(model, tokenizer, config, [labels[label] for label in dict.fromkeys(config.unsafe_labels)])

@@ -63,7 +63,7 @@ def worst_of_parts(
         NumericsError: a probability is NaN.
         OutOfMemory: a single part does not fit.
     """
-    flat = [(owner, ids) for owner, of_one in enumerate(parts) for ids in of_one]
+    flat = [(owner, ids or [pad_id]) for owner, of_one in enumerate(parts) for ids in of_one]
     flat.sort(key=lambda item: -len(item[1]))
     worst = [0.0] * len(parts)
 
