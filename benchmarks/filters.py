@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from rlhf_core.config.rejection import RejectionConfig, SafetyConfig
 from rlhf_core.data.transcripts import split_dialogue
+from rlhf_core.errors import DataError
 from rlhf_core.rollout.filters import FilterChain, ResponseFilter, SafetyFilter, rule_filters
 from rlhf_core.safety.build import build_safety
 
@@ -31,6 +33,8 @@ REFUSALS = (
     "I won't help you with this: {prompt}. It could hurt someone.",
     "That is dangerous and illegal. Please talk to someone you trust, or call a crisis line.",
 )
+TEMPLATE = "Request: {prompt}\nAnswer: {response}\nThis answer is"
+"""What a chat model reads."""
 BANNED = RejectionConfig(banned_words=("crap", "go to hell"), banned_patterns=(r"https?://\S+",))
 
 
@@ -38,7 +42,7 @@ def main() -> None:
     """Print the tables."""
     options = _options()
     prompts = [row["prompt"] for row in _rows(options.prompts)][: options.limit]
-    dialogues = [split_dialogue(row["chosen"]) for row in _rows(options.helpful)][: options.limit]
+    dialogues = list(islice(_dialogues(options.helpful), options.limit))
     texts = _texts(prompts, dialogues)
     filters = [*rule_filters(BANNED), *_classifiers(options)]
     print(f"{'what stands there':34} {'texts':>6} " + " ".join(f"{_name(one):>12}" for one in filters))
@@ -70,7 +74,9 @@ def _texts(prompts: Sequence[str], dialogues: Sequence[tuple[str, str]]) -> dict
         "bad: a banned word": [_row(r["prompt"], _inserted(r["response"], "Go  TO hell")) for r in some],
         "bad: an address": [_row(r["prompt"], _inserted(r["response"], "https://example.org/x")) for r in some],
         "bad: repetitive": [_row(r["prompt"], " ".join(r["response"].split()[:3] * 20)) for r in some],
-        "bad: broken characters": [_row(r["prompt"], "\N{REPLACEMENT CHARACTER} ".join(r["response"][:20])) for r in some],
+        "bad: broken characters": [
+            _row(r["prompt"], "\N{REPLACEMENT CHARACTER} ".join(r["response"][:20])) for r in some
+        ],
         "bad: empty": [_row(r["prompt"], "") for r in some],
     }
 
@@ -78,7 +84,13 @@ def _texts(prompts: Sequence[str], dialogues: Sequence[tuple[str, str]]) -> dict
 def _row(prompt: str, response: str) -> dict[str, Any]:
     """As the sampler would give it, with words as tokens."""
     ids = [hash(word) for word in response.split()]
-    return {"prompt": prompt, "response": response, "response_ids": [*ids, -1], "finish_reason": "eos", "ending": "natural"}
+    return {
+        "prompt": prompt,
+        "response": response,
+        "response_ids": [*ids, -1],
+        "finish_reason": "eos",
+        "ending": "natural",
+    }
 
 
 def _inserted(text: str, insertion: str) -> str:
@@ -89,8 +101,21 @@ def _inserted(text: str, insertion: str) -> str:
 def _classifiers(options: argparse.Namespace) -> list[ResponseFilter]:
     wanted = [SafetyConfig()]
     if options.chat:
-        wanted.append(SafetyConfig(kind="chat", path=options.chat, template=options.template, safe_word=" safe", unsafe_word=" unsafe"))
+        wanted.append(
+            SafetyConfig(
+                kind="chat", path=options.chat, template=options.template, safe_word=" safe", unsafe_word=" unsafe"
+            )
+        )
     return [SafetyFilter(build_safety(config, torch.device("cpu")), config.threshold) for config in wanted]
+
+
+def _dialogues(path: Path) -> Iterator[tuple[str, str]]:
+    """Prompt and chosen response; a malformed dialogue is left out."""
+    for row in _rows(path):
+        try:
+            yield split_dialogue(row["chosen"])
+        except DataError:
+            continue
 
 
 def _name(one: ResponseFilter) -> str:
@@ -107,7 +132,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--helpful", type=Path, required=True, help="JSON lines with `chosen`: hh transcripts")
     parser.add_argument("--limit", type=int, default=None, help="rows taken of each file")
     parser.add_argument("--chat", default=None, help="folder of a chat model that judges as well")
-    parser.add_argument("--template", default="Request: {prompt}\nAnswer: {response}\nThis answer is", help="what it reads")
+    parser.add_argument(
+        "--template", default="Request: {prompt}\nAnswer: {response}\nThis answer is", help="what it reads"
+    )
     return parser.parse_args()
 
 

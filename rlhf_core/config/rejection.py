@@ -57,7 +57,9 @@ class SafetyConfig(StrictConfig):
         try:
             names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
         except ValueError as error:
-            raise ValueError(f"the template {template!r} is malformed: {error}. Write a brace of the text twice.") from error
+            raise ValueError(
+                f"the template {template!r} is malformed: {error}. Write a brace of the text twice."
+            ) from error
         if "response" not in names or not set(names) <= {"prompt", "response"}:
             raise ValueError(
                 f"the template has the places {names}; it needs {{response}} and may have {{prompt}}, no other. "
@@ -74,7 +76,9 @@ class SafetyConfig(StrictConfig):
                 "the others need the folder or hub name of their model."
             )
         if is_packaged and self.template is not None:
-            raise ValueError("safety.template is for the other kinds; the packaged classifier reads the response alone.")
+            raise ValueError(
+                "safety.template is for the other kinds; the packaged classifier reads the response alone."
+            )
         if (self.kind == "text-classification") != bool(self.unsafe_labels):
             raise ValueError(
                 f"safety.kind={self.kind!r} and safety.unsafe_labels={list(self.unsafe_labels)} clash: name the unsafe "

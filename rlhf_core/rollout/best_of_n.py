@@ -48,7 +48,9 @@ def expected_best(scores: Sequence[float], k: int) -> float:
     """
     n = len(scores)
     if not 1 <= k <= n or not all(math.isfinite(score) for score in scores):
-        raise NumericsError(f"the best of k={k} cannot be told from {n} scores {list(scores)[:8]}: need finite ones, k ≤ n.")
+        raise NumericsError(
+            f"the best of k={k} cannot be told from {n} scores {list(scores)[:8]}: need finite ones, k ≤ n."
+        )
     weights = [math.comb(i, k - 1) / math.comb(n, k) for i in range(n)]
     return math.fsum(weight * score for weight, score in zip(weights, sorted(scores), strict=True))
 
@@ -76,7 +78,9 @@ def best_of_n(sampler: Sampler, prompts: pd.DataFrame, rejecter: Rejecter, score
         )
     kept = usable.loc[usable.groupby("prompt_id", sort=False)["reward_raw"].idxmax().tolist()]
     whole = [list(group) for _, group in usable.groupby("prompt_id", sort=False)["reward_raw"] if len(group) == n]
-    curve = [math.fsum(expected_best(group, k) for group in whole) / len(whole) for k in range(1, n + 1)] if whole else []
+    curve = (
+        [math.fsum(expected_best(group, k) for group in whole) / len(whole) for k in range(1, n + 1)] if whole else []
+    )
     return BestOfN(samples, kept.reset_index(drop=True), curve)
 
 

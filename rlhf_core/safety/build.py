@@ -22,7 +22,9 @@ def build_safety(config: SafetyConfig | None, device: torch.device) -> SafetyCla
         ConfigError: none is configured, the model cannot be loaded, or it does not have the labels or words named.
     """
     if config is None:
-        raise ConfigError("rollout.rejection.safety names no classifier. Set e.g. rollout.rejection.safety.kind=packaged.")
+        raise ConfigError(
+            "rollout.rejection.safety names no classifier. Set e.g. rollout.rejection.safety.kind=packaged."
+        )
     if config.kind == "packaged":
         return load_packaged()
     if config.kind == "text-classification":

@@ -75,8 +75,8 @@ class ChatJudge:
         unknown: Any = self.tokenizer.unk_token_id
         if same >= min(len(safe), len(unsafe)) or unknown in (safe[same], unsafe[same]):
             raise ConfigError(
-                f"rollout.rejection.safety: the verdicts {words} are the tokens {safe} and {unsafe} of {self.config.path}, "
-                "which tell nothing apart. Set safe_word, unsafe_word and verdict_prefix to what the model writes."
+                f"rollout.rejection.safety: the verdicts {words} are the tokens {safe} and {unsafe} of "
+                f"{self.config.path}, which tell nothing apart. Set safe_word, unsafe_word and verdict_prefix to what the model writes."
             )
         return safe[:same], safe[same], unsafe[same]
 

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
+from itertools import pairwise
 
 from rlhf_core.config.banned_words import words_of
 
@@ -38,7 +39,7 @@ def ngrams(text: str) -> Iterator[str]:
     """Words, and pairs of neighbouring words."""
     words = words_of(text)
     yield from words
-    yield from (f"{first} {second}" for first, second in zip(words, words[1:], strict=False))
+    yield from (f"{first} {second}" for first, second in pairwise(words))
 
 
 def load_packaged() -> PackagedClassifier:

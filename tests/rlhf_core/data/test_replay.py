@@ -41,9 +41,7 @@ def test_the_replies_of_the_last_iterations_before_this_one_are_read_and_keep_th
     assert last(6, replay_iterations=4) == [20, 21, 40, 41, 42, 43]
 
 
-@given(
-    documents=st.integers(0, 20), replay=st.integers(0, 20), share=st.floats(0, 1), iteration=st.integers(1, 9)
-)
+@given(documents=st.integers(0, 20), replay=st.integers(0, 20), share=st.floats(0, 1), iteration=st.integers(1, 9))
 def test_replay_takes_at_most_its_share_each_once_and_leaves_the_rest_in_place(documents, replay, share, iteration):
     general = [[i] for i in range(documents)]
     replies = [[100 + i] for i in range(replay)]

@@ -62,7 +62,8 @@ def test_the_best_of_each_prompt_is_kept_as_rows_that_sft_reads(runtime_of, tmp_
     assert 0 < len(samples) < 20 and not samples["response"].str.contains("[aeiou]$").any()
     rows = load_rows(SourceConfig(path=KEPT), out, required=["prompt", "response"])
     best = {
-        prompt: group.loc[group["reward_raw"].idxmax(), "response"] for prompt, group in samples.groupby("prompt", sort=False)
+        prompt: group.loc[group["reward_raw"].idxmax(), "response"]
+        for prompt, group in samples.groupby("prompt", sort=False)
     }
     assert dict(zip(rows["prompt"], rows["response"], strict=True)) == best
     assert json.loads((out / KEPT).read_text().splitlines()[0])["n"] == 4

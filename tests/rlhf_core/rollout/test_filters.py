@@ -125,7 +125,10 @@ def test_the_reward_filter_asks_about_what_the_scorer_may_judge_and_lets_what_ha
             return [float(found["response"]) for found in rows]
 
     rows = [row("1"), row("-1"), row("nan"), row("-5", finish_reason="length")]
-    for scores_truncated, want, asked in ((False, [False, True, False, False], 3), (True, [False, True, False, True], 4)):
+    for scores_truncated, want, asked in (
+        (False, [False, True, False, False], 3),
+        (True, [False, True, False, True], 4),
+    ):
         scorer = Fixed()
         assert RewardFilter(scorer, 0.0, scores_truncated).rejects(rows) == want
         assert scorer.asked == asked

@@ -119,7 +119,9 @@ def test_a_replaced_response_leaves_a_safe_reply_and_its_twin_and_no_row_to_lear
         assert row["token_ids"] == [*prompt, *[7] * len(row["chosen"].split()), EOS]
     again = run(sampler_of(Scripted(), policy="replace"), places(30)[7:])
     chosen = dict(zip(sampled.replaced["prompt_id"], sampled.replaced["chosen"], strict=True))
-    assert all(chosen[name] == reply for name, reply in zip(again.replaced["prompt_id"], again.replaced["chosen"], strict=True))
+    assert all(
+        chosen[name] == reply for name, reply in zip(again.replaced["prompt_id"], again.replaced["chosen"], strict=True)
+    )
 
 
 def test_a_filter_may_have_a_policy_of_its_own():

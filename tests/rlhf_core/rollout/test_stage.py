@@ -3,13 +3,13 @@ import json
 import pandas as pd
 import pytest
 
-from rlhf_core.data.events import read_events
-from rlhf_core.data.store import read_table
 from rlhf_core.config.data import DataConfig
 from rlhf_core.config.rejection import RejectionConfig
+from rlhf_core.data.events import read_events
 from rlhf_core.data.filter_timing import FILTER_TIMING_FILE, filter_costs
 from rlhf_core.data.preferences import load_preferences
 from rlhf_core.data.replay import REPLACED
+from rlhf_core.data.store import read_table
 from rlhf_core.errors import CannotLearn, ConfigError
 from rlhf_core.rollout.rejecter import require_readable
 from rlhf_core.rollout.stage import REJECTED, ROLLOUTS, run_stage

@@ -179,7 +179,7 @@ def test_verdicts_that_tell_nothing_apart_are_refused(chat, words, change):
 
 def test_a_chat_model_without_any_template_is_refused(tmp_path, words):
     folder = make_tiny_model(tmp_path / "m", has_chat_template=False)
-    with pytest.raises(ConfigError, match="has no chat template. Set rollout.rejection.safety.template"):
+    with pytest.raises(ConfigError, match=r"has no chat template\. Set rollout.rejection.safety.template"):
         build_safety(judge(folder, words), CPU)
     assert build_safety(judge(folder, words, template="{response}"), CPU).unsafe_probabilities([""], [words[3]])
 
