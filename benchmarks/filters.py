@@ -102,9 +102,7 @@ def _classifiers(options: argparse.Namespace) -> list[ResponseFilter]:
     wanted = [SafetyConfig()]
     if options.chat:
         wanted.append(
-            SafetyConfig(
-                kind="chat", path=options.chat, template=options.template, safe_word=" safe", unsafe_word=" unsafe"
-            )
+            SafetyConfig(kind="chat", path=options.chat, template=TEMPLATE, safe_word=" safe", unsafe_word=" unsafe")
         )
     return [SafetyFilter(build_safety(config, torch.device("cpu")), config.threshold) for config in wanted]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -27,5 +28,5 @@ def filter_costs(folder: RunFolder) -> pd.DataFrame:
     rows = read_json_lines(folder.metrics / FILTER_TIMING_FILE)
     if not rows:
         return pd.DataFrame({"texts": [], "seconds": [], "milliseconds_per_text": []})
-    table = pd.DataFrame(rows).groupby("filter", sort=False)[["texts", "seconds"]].sum()
+    table: Any = pd.DataFrame(rows).groupby("filter", sort=False)[["texts", "seconds"]].sum()
     return table.assign(milliseconds_per_text=1000 * table["seconds"] / table["texts"])

@@ -36,7 +36,7 @@ ROLLOUT_SCHEMA = pa.schema(
         ("policy_step", pa.int32()),
     ]
 )
-"""A sampled response. `response_ids` hold the EOS when the policy sampled it. `rejected_by` is null for accepted ones."""
+"""A sampled response. `response_ids` hold the EOS if the policy sampled it. `rejected_by` is null for accepted ones."""
 
 REPLACED_SCHEMA = pa.schema(
     [

@@ -76,7 +76,8 @@ class ChatJudge:
         if same >= min(len(safe), len(unsafe)) or unknown in (safe[same], unsafe[same]):
             raise ConfigError(
                 f"rollout.rejection.safety: the verdicts {words} are the tokens {safe} and {unsafe} of "
-                f"{self.config.path}, which tell nothing apart. Set safe_word, unsafe_word and verdict_prefix to what the model writes."
+                f"{self.config.path}, which tell nothing apart. Set safe_word, "
+                "unsafe_word and verdict_prefix to what the model writes."
             )
         return safe[:same], safe[same], unsafe[same]
 

@@ -31,10 +31,10 @@ def train(unsafe: Sequence[str], safe: Sequence[str], *, strength: float = 3.0) 
         safe: texts that are to pass.
         strength: inverse of the L2 penalty.
     """
-    vectorizer = CountVectorizer(analyzer=_ngrams, binary=True, min_df=LEAST_TEXTS)
+    vectorizer: Any = CountVectorizer(analyzer=_ngrams, binary=True, min_df=LEAST_TEXTS)
     features: Any = normalize(vectorizer.fit_transform([*unsafe, *safe]).astype(np.float64))
     labels = np.array([1] * len(unsafe) + [0] * len(safe))
-    model = LogisticRegression(C=strength, class_weight="balanced", max_iter=2000, tol=1e-8)
+    model: Any = LogisticRegression(C=strength, class_weight="balanced", max_iter=2000, tol=1e-8)
     model.fit(features, labels)
     names: Any = vectorizer.get_feature_names_out()
     weights = {str(name): round(float(w), _DIGITS) for name, w in zip(names, model.coef_[0], strict=True)}

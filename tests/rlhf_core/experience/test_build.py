@@ -138,3 +138,9 @@ def test_a_judgement_marks_the_truncated():
     judged = judgement([1.0, 2.0], ["truncated", "early"], ["a", "b"])
     assert isinstance(judged, Judgement)
     assert judged.is_truncated.tolist() == [True, False]
+
+
+def test_fluency_is_the_references_mean_log_prob_of_the_responses():
+    ref_logprobs = torch.tensor([[-1.0, -2.0, -3.0, 99.0], [-4.0, -5.0, 99.0, 99.0]])
+    _, metrics = built(opinion(ref_logprobs=ref_logprobs))
+    assert metrics["experience/fluency_nats"] == pytest.approx(-3.0)

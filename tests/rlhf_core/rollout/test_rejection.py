@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from rlhf_core.config.rejection import RejectionConfig
 from rlhf_core.config.rollout import RolloutConfig
 from rlhf_core.engines.protocols import Generation, GenerationRequest, Sampling
@@ -98,6 +100,18 @@ def test_a_response_to_be_penalised_keeps_its_place_its_log_probs_and_its_reason
     assert set(sampled.kept.loc[bad, "rejected_by"]) == {"banned"}
     assert sampled.kept["engine_logprobs"].map(list).tolist() == [[-1.0] * 3] * 12
     assert sampled.rejection_counts == {"banned": int(bad.sum())}
+
+
+@pytest.mark.parametrize("policy", ["resample", "drop", "penalise", "replace"])
+def test_case_E05_an_empty_response_in_a_group_leaves_the_others_alone_whatever_the_policy(policy):
+    class Half:
+        def generate(self, requests, sampling):
+            return [Generation((0, 2, EOS) if r.seed % 2 else (), (-1.0,) * 3 * (r.seed % 2), "eos") for r in requests]
+
+    sampled = run(sampler_of(Half(), policy=policy, max_attempts=2), [Place(places(1)[0].prompt, i) for i in range(8)])
+    assert 0 < len(sampled.kept) < 8
+    assert (sampled.kept["response"] == "good word").all() and sampled.kept["rejected_by"].isna().all()
+    assert set(sampled.rejected["response"]) == {""} and set(sampled.rejected["rejected_by"]) == {"too_short"}
 
 
 def test_a_response_without_a_token_has_nothing_to_penalise():
