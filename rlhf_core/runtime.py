@@ -42,6 +42,7 @@ from rlhf_core.models.loading import load_tokenizer
 from rlhf_core.recovery.changed_settings import accepted_changes
 from rlhf_core.recovery.lock import RunLock, acquire_lock
 from rlhf_core.recovery.plan import Plan
+from rlhf_core.safety.protocol import SafetyClassifier
 from rlhf_core.seeding import seed_everything
 from rlhf_core.versions import versions
 from rlhf_core.workers.inline import InlineWorkers
@@ -73,6 +74,7 @@ class Runtime:
         self._workers: WorkerGroup | None = None
         self._state: Path | None = None
         self._scorer: Scorer | None = None
+        self._safety: SafetyClassifier | None = None
         if config.compute.threads is not None:
             torch.set_num_threads(config.compute.threads)
         seed_everything(config.seed, deterministic=config.compute.deterministic)
@@ -142,11 +144,23 @@ class Runtime:
             self._scorer = build_scorer(self.config, self.folder, self.tokenizer, self.device)
         return self._scorer
 
+    def safety(self) -> SafetyClassifier:
+        """The classifier that `rollout.rejection.safety` names.
+
+        Raises:
+            ConfigError: it names none, or the classifier cannot be loaded.
+        """
+        if self._safety is None:
+            from rlhf_core.safety.build import build_safety
+
+            self._safety = build_safety(self.config.rollout.rejection.safety, self.device)
+        return self._safety
+
     def drop(self) -> None:
         """Forget all engines; what they had not saved is lost, as after a crash."""
         if self._workers is not None:
             self._workers.close()
-        self._workers, self._state, self._scorer = None, None, None
+        self._workers, self._state, self._scorer, self._safety = None, None, None, None
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -54,6 +54,14 @@ def lint(config: RunConfig, available_items: Mapping[str, int] | None = None) ->
         warn(
             "ppo.ptx.enabled", "no general data are mixed in (ptx off, general_fraction 0); abilities may be forgotten."
         )
+    if config.rollout.rejection.may_replace and not (
+        ppo.ptx.enabled and config.rollout.rejection.replacement.replay_share
+    ):
+        warn(
+            "rollout.rejection",
+            "safe replies replace rejected responses, but without ppo.ptx and a replay_share above 0 nothing is learnt "
+            "from them; they only fill the run's preferences/.",
+        )
     if not config.evaluation.benchmarks:
         warn(
             "evaluation.benchmarks",
