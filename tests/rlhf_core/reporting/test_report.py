@@ -16,6 +16,7 @@ from rlhf_core.errors import DataError, OutOfMemory
 from rlhf_core.recovery.ledger import end_attempt, fail_attempt, read_attempts, start_attempt
 from rlhf_core.reporting.acceptance_section import acceptance_table
 from rlhf_core.reporting.report import write_report
+from rlhf_core.reporting.sources import load_run
 from tests.rlhf_core.reporting.run_folder import HOSTILE, make_run, write_gate
 
 
@@ -174,7 +175,7 @@ def test_acceptance_is_shown_by_filter_with_its_cost_and_by_domain(tmp_path: Pat
     found = acceptance_table(load_run(folder))
     assert found is not None
     last = 0.9 - 0.1 * load_run(folder).iteration
-    assert [tuple(cell.text for cell in row)[0] for row in found.rows] == [
+    assert [row[0].text for row in found.rows] == [
         "all responses",
         "filter: banned",
         "domain: trivia",
