@@ -39,7 +39,7 @@ def build_safety(config: SafetyConfig | None, device: torch.device) -> SafetyCla
 def safety_identity(config: SafetyConfig) -> list[Any]:
     """What decides whether stored verdicts are still this classifier's: its weights, or a model's files."""
     if config.path is None:
-        with_weights = Path(str(files(__package__))) / WEIGHTS
+        with_weights = Path(str(files("rlhf_core.safety"))) / WEIGHTS
         return [config.kind, file_sha256(with_weights)]
     folder = Path(config.path)
     names = sorted(path for path in folder.glob("*") if path.is_file()) if folder.is_dir() else []

@@ -44,5 +44,5 @@ def ngrams(text: str) -> Iterator[str]:
 
 def load_packaged() -> PackagedClassifier:
     """The classifier with the weights in this package."""
-    content = json.loads((files(__package__) / WEIGHTS).read_text(encoding="utf-8"))
+    content = json.loads((files("rlhf_core.safety") / WEIGHTS).read_text(encoding="utf-8"))
     return PackagedClassifier(float(content["bias"]), content["weights"])

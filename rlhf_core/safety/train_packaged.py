@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from sklearn.feature_extraction.text import CountVectorizer
@@ -31,7 +31,7 @@ def train(unsafe: Sequence[str], safe: Sequence[str], *, strength: float = 3.0) 
         safe: texts that are to pass.
         strength: inverse of the L2 penalty.
     """
-    vectorizer: Any = CountVectorizer(analyzer=_ngrams, binary=True, min_df=LEAST_TEXTS)
+    vectorizer: Any = cast(Any, CountVectorizer)(analyzer=_ngrams, binary=True, min_df=LEAST_TEXTS)
     features: Any = normalize(vectorizer.fit_transform([*unsafe, *safe]).astype(np.float64))
     labels = np.array([1] * len(unsafe) + [0] * len(safe))
     model: Any = LogisticRegression(C=strength, class_weight="balanced", max_iter=2000, tol=1e-8)
