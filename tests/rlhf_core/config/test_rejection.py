@@ -33,7 +33,7 @@ def test_a_wrong_filter_is_named(settings, message):
     [
         ({"path": "m"}, "the packaged classifier has no path"),
         ({"kind": "chat"}, "the others need the folder or hub name"),
-        ({"template": "{response}"}, "not for kind packaged, which reads the response alone"),
+        ({"template": "{response}"}, "the packaged classifier reads the response alone"),
         ({"unsafe_labels": ["toxic"]}, "exactly with kind text-classification"),
         ({"kind": "text-classification", "path": "m"}, r"unsafe_labels: \[toxic\]"),
         ({"kind": "chat", "path": "m", "template": "{prompt}"}, r"it needs \{response\}"),
