@@ -37,6 +37,16 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     model.set_attn_implementation(_NAME)
 
 
+def _require_prepared(model: Any) -> None:
+    """Refuse a model whose attention would let the sequences see each other, and say nothing."""
+    found = model.config._attn_implementation
+    if found != _NAME:
+        raise ConfigError(
+            f"{type(model).__name__} has attention {found!r}, which does not keep sequences without padding apart: its "
+            "probabilities would be wrong. Load it with load_policy, or call use_packed_attention(model) first."
+        )
+
+
 def body_hidden(
     body: Any, ids: Int[Tensor, " tokens"], positions: Int[Tensor, " tokens"], lengths: Sequence[int]
 ) -> Float[Tensor, "tokens hidden"]:
@@ -48,6 +58,7 @@ def body_hidden(
         positions: of each token in its own sequence, from 0.
         lengths: of the sequences; they sum to the number of tokens.
     """
+    _require_prepared(body)
     # A mask with four dimensions is taken as ready-made and passed on, so that no tokens × tokens mask is built.
     ready_made = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
     output = body(
@@ -76,6 +87,7 @@ def prompt_logits(
         lengths: of the prompts; they sum to the number of tokens.
         cache: takes the keys and values `[1, heads, tokens, size]`.
     """
+    _require_prepared(model)
     output = model(
         input_ids=ids[None],
         position_ids=positions[None],
@@ -104,6 +116,7 @@ def next_logits(
         is_attended: which places of the cache a row sees, its new token's included.
         cache: gives the keys and values `[rows, heads, places, size]`.
     """
+    _require_prepared(model)
     output = model(
         input_ids=tokens[:, None],
         position_ids=positions[:, None],

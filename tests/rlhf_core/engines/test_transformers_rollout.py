@@ -2,7 +2,7 @@ import random
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_core.config.models import ModelConfig
 from rlhf_core.engines.non_finite import NonFiniteLogits
@@ -209,3 +209,12 @@ def test_no_padded_token_and_no_finished_row_goes_through_the_model(model, token
 def test_only_special_tokens_of_the_generation_settings_end_a_response(model, tokenizer, monkeypatch):
     monkeypatch.setattr(model.generation_config, "eos_token_id", [tokenizer.eos_token_id, 40])
     assert eos_token_ids(model, tokenizer) == frozenset({tokenizer.eos_token_id})
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_model_whose_attention_was_not_prepared_is_refused_and_not_sampled_wrongly(tmp_path, attention):
+    folder = make_tiny_model(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
+    engine = TransformersRollout(model, AutoTokenizer.from_pretrained(folder), batch_size=2)
+    with pytest.raises(ConfigError, match="use_packed_attention"):
+        engine.generate([GenerationRequest((3, 4), 1), GenerationRequest((5, 6, 7), 2)], Sampling(4, 1.0))
