@@ -1,8 +1,8 @@
 """Linear layers with their weights laid out for products of few rows, on a CPU in float32 (section 15, G4).
 
 oneDNN's layout makes the products of a decoding step faster, the head's most of all. And there a row's result does not
-depend on how many rows stand beside it, with one thread to the bit; plain products of fewer than ten rows choose among kernels by their
-number. That makes a response the same in any batch.
+depend on how many rows stand beside it, with one thread to the bit; plain products of fewer than ten rows choose among
+kernels by their number. That makes a response the same in any batch.
 
 Weights change in place between calls, in ways that leave their address and their version counter as they were
 (`.data`, ZeRO-3's gathering). So the copy is made anew for each call and never kept: a tenth of a second for 45 million
