@@ -18,7 +18,7 @@ def best_of_n(
     pool: Annotated[
         Literal["held_out", "train"], typer.Option(help="held_out judges the policy, train makes data for SFT")
     ] = "held_out",
-    out: Annotated[Path | None, typer.Option(help="folder for the results, replaced; default RUN/best_of_n")] = None,
+    out: Annotated[Path | None, typer.Option(help="new, empty or an earlier result's; default RUN/best_of_n")] = None,
 ) -> None:
     """Keep the best of n responses by the run's scorer: kept.jsonl for SFT, and the expected best of 1 to n."""
     from rlhf_core.checkpoints.stage import start_policy

@@ -27,7 +27,7 @@ _LAID_OUT_FOR_ROWS = 32
 
 
 def can_pack() -> bool:
-    """Whether this build and processor have the layout, and it gives the plain product."""
+    """Whether this build and processor have the layout."""
     return platform.machine() in ("x86_64", "AMD64") and bool(torch.backends.mkldnn.is_available())
 
 

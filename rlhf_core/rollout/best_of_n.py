@@ -15,7 +15,8 @@ from rlhf_core.data.prepared import held_out_prompts, prompt_pool
 from rlhf_core.data.records import ROLLOUT_SCHEMA
 from rlhf_core.data.refs import CheckpointRef
 from rlhf_core.data.store import stage_folder, write_json, write_table
-from rlhf_core.errors import CannotLearn, ConfigError, NumericsError
+from rlhf_core.errors import CannotLearn, ConfigError, NumericsError, RunFolderError
+from rlhf_core.rollout.filters import raw_scores
 from rlhf_core.rollout.rejecter import build_rejecter
 from rlhf_core.rollout.rejection import Rejecter, sample_with_rejection
 from rlhf_core.rollout.sampling import Place, SampleOrigin, Sampler
@@ -55,11 +56,14 @@ def expected_best(scores: Sequence[float], k: int) -> float:
     return math.fsum(weight * score for weight, score in zip(weights, sorted(scores), strict=True))
 
 
-def best_of_n(sampler: Sampler, prompts: pd.DataFrame, rejecter: Rejecter, scorer: Scorer, n: int) -> BestOfN:
+def best_of_n(
+    sampler: Sampler, prompts: pd.DataFrame, rejecter: Rejecter, scorer: Scorer, n: int, *, scores_truncated: bool
+) -> BestOfN:
     """Sample n responses a prompt and keep the best that passes the filters and has a finite score.
 
     A prompt of which nothing passes has no row in `kept`. The curve is over prompts with n scored samples each, empty
-    where there is none; of responses to be penalised none is kept, and none counts.
+    where there is none; of responses to be penalised none is kept, and none counts. A response that was cut counts only
+    where `scores_truncated` lets the scorer judge it (A5).
 
     Raises:
         CannotLearn: no response of any prompt can be kept.
@@ -68,8 +72,8 @@ def best_of_n(sampler: Sampler, prompts: pd.DataFrame, rejecter: Rejecter, score
     places = [Place(dict(row), sample) for row in prompts.to_dict("records") for sample in range(n)]
     rows = sample_with_rejection(sampler, places, rejecter).kept
     rows = rows.loc[[not isinstance(reason, str) for reason in rows["rejected_by"]]].reset_index(drop=True)
-    scores = scorer.score(rows.to_dict("records")) if len(rows) else []
-    samples = rows.assign(reward_raw=[float(score) for score in scores])
+    scores = raw_scores(scorer, rows.to_dict("records"), scores_truncated=scores_truncated)
+    samples = rows.assign(reward_raw=scores)
     usable = samples.loc[[math.isfinite(score) for score in scores]]
     if usable.empty:
         raise CannotLearn(
@@ -90,29 +94,39 @@ def run_best_of_n(runtime: Runtime, policy: CheckpointRef, out: Path, *, n: int,
     Args:
         runtime: of the run.
         policy: samples.
-        out: a folder that is made or replaced.
+        out: a folder that is made; an earlier result of this command is replaced.
         n: responses a prompt.
         prompts: how many, from the first.
         pool: `held_out` to judge the policy, `train` to make data for a cold start.
 
     Raises:
         ConfigError: n or prompts is below 1.
+        RunFolderError: `out` holds something else.
         CannotLearn: nothing can be kept.
     """
     if n < 1 or prompts < 1:
         raise ConfigError(f"best of n={n} on {prompts} prompts: both must be 1 or more.")
+    _require_own(out)
     config = runtime.config
     frame = (held_out_prompts if pool == "held_out" else prompt_pool)(runtime.folder).head(prompts)
     origin = SampleOrigin(derive_seed(config.seed, "best_of_n"), iteration=0, policy_step=policy.step)
     with runtime.progress(f"best of {n}: responses", len(frame) * n) as bar:
         sampler = Sampler(runtime.rollout_engine(policy), runtime.tokenizer, config.rollout, origin, bar.advance)
-        found = best_of_n(sampler, frame, build_rejecter(runtime), runtime.scorer(), n)
+        rejecter, cut = build_rejecter(runtime), config.reward.scores_truncated
+        found = best_of_n(sampler, frame, rejecter, runtime.scorer(), n, scores_truncated=cut)
     with stage_folder(out) as partial:
         write_table(partial / SAMPLES, found.samples, ROLLOUT_SCHEMA)
         lines = [_kept_line(row, n) for row in found.kept.to_dict("records")]
         (partial / KEPT).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         write_json(partial / CURVE, {"policy_step": policy.step, "expected_best": found.curve})
     return found
+
+
+def _require_own(out: Path) -> None:
+    """Refuse to take the place of anything but an earlier result."""
+    if not out.exists() or (out.is_dir() and {path.name for path in out.iterdir()} <= {SAMPLES, KEPT, CURVE}):
+        return
+    raise RunFolderError(f"{out} holds something that is no result of best-of-n. Give a new or empty folder as --out.")
 
 
 def _kept_line(row: dict[str, object], n: int) -> str:

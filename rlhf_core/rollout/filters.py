@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 import unicodedata
@@ -73,11 +74,17 @@ class RewardFilter:
     name: RejectionReason = "low_reward"
 
     def rejects(self, rows: Sequence[Row]) -> list[bool]:
-        asked = [i for i, row in enumerate(rows) if self.scores_truncated or row["ending"] != "truncated"]
-        rejected = [False] * len(rows)
-        for i, score in zip(asked, self.scorer.score([rows[i] for i in asked]) if asked else [], strict=True):
-            rejected[i] = score < self.min_reward
-        return rejected
+        scores = raw_scores(self.scorer, rows, scores_truncated=self.scores_truncated)
+        return [score < self.min_reward for score in scores]
+
+
+def raw_scores(scorer: Scorer, rows: Sequence[Row], *, scores_truncated: bool) -> list[float]:
+    """Raw scores in the rows' order; NaN where the scorer gives none, or may not judge a cut text (A5)."""
+    asked = [i for i, row in enumerate(rows) if scores_truncated or row["ending"] != "truncated"]
+    scores = [math.nan] * len(rows)
+    for i, score in zip(asked, scorer.score([rows[i] for i in asked]) if asked else [], strict=True):
+        scores[i] = score
+    return scores
 
 
 class FilterChain:

@@ -55,11 +55,12 @@ def rejecter_settings(config: RunConfig) -> dict[str, Any]:
         "banned_words_files": [file_sha256(path) for path in _existing(_word_files(config))],
         "cache_file": None if cache is None else [file_sha256(path) for path in _existing([cache])],
         "safety": None if rejection.safety is None else safety_identity(rejection.safety),
-        "scorer": None if rejection.min_reward is None else _scorer_settings(config),
+        "scorer": None if rejection.min_reward is None else scorer_settings(config),
     }
 
 
-def _scorer_settings(config: RunConfig) -> list[Any]:
+def scorer_settings(config: RunConfig) -> list[Any]:
+    """What the run's raw scores depend on."""
     of_callable = None if config.reward.callable is None else config.reward.callable.path
     return [config.reward.scorer, of_callable, config.reward_model.path, config.reward.scores_truncated]
 

@@ -30,8 +30,9 @@ from rlhf_core.data.store import (
 )
 from rlhf_core.errors import CannotLearn
 from rlhf_core.rollout.dynamic_sampling import sample_informative_groups
+from rlhf_core.rollout.filters import raw_scores
 from rlhf_core.rollout.metrics import acceptance_metrics, rollout_metrics
-from rlhf_core.rollout.rejecter import build_rejecter, rejecter_settings
+from rlhf_core.rollout.rejecter import build_rejecter, rejecter_settings, scorer_settings
 from rlhf_core.rollout.rejection import Rejecter, Sampled, sample_with_rejection
 from rlhf_core.rollout.replacement import preference_rows
 from rlhf_core.rollout.sampling import Place, SampleOrigin, Sampler, places_of
@@ -131,10 +132,7 @@ def _sampled(
 
     def score(rows: pd.DataFrame) -> list[float]:
         records = rows.to_dict("records")
-        asked = [i for i, row in enumerate(records) if reward.scores_truncated or row["ending"] != "truncated"]
-        scores = [float("nan")] * len(records)
-        for i, found in zip(asked, scorer.score([records[i] for i in asked]) if asked else [], strict=True):
-            scores[i] = found
+        scores = raw_scores(scorer, records, scores_truncated=reward.scores_truncated)
         penalised = [isinstance(row["rejected_by"], str) for row in records]
         return [value + reward.penalties.unsafe * found for value, found in zip(scores, penalised, strict=True)]
 
@@ -184,6 +182,5 @@ def _dynamic_sampling_settings(runtime: Runtime) -> dict[str, Any] | None:
         return None
     return {
         "dynamic_sampling": config.algorithm.dynamic_sampling.model_dump(mode="json"),
-        "score_truncated": config.reward.scores_truncated,
-        "scorer": [config.reward.scorer, config.reward_model.path],
+        "scorer": scorer_settings(config),
     }

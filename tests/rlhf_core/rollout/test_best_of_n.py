@@ -14,7 +14,7 @@ from rlhf_core.config.data import DataConfig, SourceConfig
 from rlhf_core.data.prepared import held_out_prompts, prompt_pool
 from rlhf_core.data.sources import load_rows
 from rlhf_core.data.store import read_json, read_table
-from rlhf_core.errors import CannotLearn, ConfigError, NumericsError
+from rlhf_core.errors import CannotLearn, ConfigError, NumericsError, RunFolderError
 from rlhf_core.rollout.best_of_n import CURVE, KEPT, SAMPLES, expected_best, run_best_of_n
 from tests.rlhf_core.stage_runtime import make_stage_runtime
 from tests.tiny_model import make_tiny_world
@@ -45,9 +45,13 @@ def runtime_of(world, tmp_path, monkeypatch):
         "def score(p, r):\n    return [float('nan') if x.endswith('.') else len(x) for x in r]\n"
     )
 
-    def make(**rejection):
+    def make(*, score_truncated: bool | None = None, **rejection):
         rollout = {"max_new_tokens": 8, "batch_size": 7, "rejection": rejection}
-        reward = {"scorer": "callable", "callable": {"path": "best_of_n_scorer:score"}}
+        reward = {
+            "scorer": "callable",
+            "callable": {"path": "best_of_n_scorer:score"},
+            "score_truncated": score_truncated,
+        }
         return make_stage_runtime(tmp_path / "home", world, rollout=rollout, reward=reward)
 
     return make
@@ -90,3 +94,24 @@ def test_nothing_that_can_be_kept_and_numbers_below_one_are_errors(runtime_of, t
     with pytest.raises(ConfigError, match="both must be 1 or more"):
         run_best_of_n(runtime, policy, tmp_path / "out", n=0, prompts=2, pool="train")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_holds_something_else_is_refused_and_keeps_it(runtime_of, tmp_path):
+    runtime, policy = runtime_of()
+    precious = tmp_path / "mine" / "thesis.txt"
+    precious.parent.mkdir()
+    precious.write_text("years of work")
+    with pytest.raises(RunFolderError, match="no result of best-of-n"):
+        run_best_of_n(runtime, policy, precious.parent, n=2, prompts=2, pool="train")
+    assert precious.read_text() == "years of work"
+    for _ in range(2):  # an earlier result is replaced
+        run_best_of_n(runtime, policy, tmp_path / "out", n=2, prompts=2, pool="train")
+
+
+def test_a_response_that_was_cut_is_kept_only_where_the_scorer_may_judge_it(runtime_of, tmp_path):
+    runtime, policy = runtime_of(score_truncated=False)
+    found = run_best_of_n(runtime, policy, tmp_path / "out", n=4, prompts=6, pool="train")
+    is_cut = found.samples["ending"] == "truncated"
+    assert is_cut.any() and not is_cut.all()
+    assert found.samples.loc[is_cut, "reward_raw"].isna().all()
+    assert "truncated" not in set(found.kept["ending"])
