@@ -19,7 +19,7 @@ import argparse
 import os
 import random
 import statistics
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,27 +28,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
+from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
+from trl_comparison.model_folder import make_model_folder
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from rlhf_core.engines.packed_products import packed_products
+from rlhf_core.engines.protocols import GenerationRequest, Sampling
+from rlhf_core.engines.transformers_rollout import TransformersRollout
+from rlhf_core.models.packed_attention import use_packed_attention
+from rlhf_core.numerics.head_matmul import cpu_multiplies_bfloat16
 
-from rlhf_core.engines.packed_products import packed_products  # noqa: E402
-from rlhf_core.engines.protocols import GenerationRequest, Sampling  # noqa: E402
-from rlhf_core.engines.transformers_rollout import TransformersRollout  # noqa: E402
-from rlhf_core.models.packed_attention import use_packed_attention  # noqa: E402
-from rlhf_core.numerics.head_matmul import cpu_multiplies_bfloat16  # noqa: E402
-
-SHAPE = LlamaConfig(
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_hidden_layers=30,
-    num_attention_heads=9,
-    num_key_value_heads=3,
-    max_position_embeddings=2048,
-    tie_word_embeddings=True,
-)
+LAYERS = 30
 """SmolLM2-135M's."""
 EOS = 2
 ASKED_RATIO = 1.5
@@ -114,7 +103,8 @@ def main() -> None:
         policy = load(options.model)
         plain = policy if dtype == "float32" else load(options.model).to(torch.bfloat16)
         for count in options.prompts:
-            print(line(policy, plain, dtype, make_work(count, options), options.alternations), flush=True)
+            work = make_work(count, policy.config.vocab_size, options)
+            print(line(policy, plain, dtype, work, options.alternations), flush=True)
     print(f"\nAsked of ours / plain: at least {ASKED_RATIO}.")
     if not cpu_multiplies_bfloat16():
         print("No bfloat16: this processor only emulates it.")
@@ -134,19 +124,16 @@ def parse_options() -> argparse.Namespace:
 
 def load(folder: str | None) -> Any:
     """The model, with an attention that leaves plain calls as they are."""
-    torch.manual_seed(0)
-    if folder is None:
-        model: Any = LlamaForCausalLM(SHAPE)
-    else:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    with tempfile.TemporaryDirectory() as place:
+        name = folder or make_model_folder(Path(place), layers=LAYERS)
+        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="sdpa")
     use_packed_attention(model)
     return model.eval()
 
 
-def make_work(count: int, options: argparse.Namespace) -> Work:
+def make_work(count: int, vocab: int, options: argparse.Namespace) -> Work:
     """Prompts of random tokens; the lengths are uniform from an eighth of the limit on, one of them the limit."""
     draw = random.Random(count)
-    vocab = SHAPE.vocab_size
     prompts = [
         tuple(draw.randrange(5, vocab) for _ in range(draw.randint(*options.prompt_tokens))) for _ in range(count)
     ]
