@@ -20,7 +20,7 @@ from tests.tiny_model import make_tiny_world
 
 
 @pytest.mark.faults("death of the Prefect server under a run")
-@pytest.mark.slow
+@pytest.mark.long_fault
 @pytest.mark.timeout(600)
 def test_a_run_whose_server_dies_is_one_error_and_goes_on_with_a_server(own_server, tmp_path):
     world = make_tiny_world(tmp_path / "world")

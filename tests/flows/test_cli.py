@@ -174,7 +174,8 @@ def test_a_read_only_disk_is_refused(rlhf, world, tmp_path, disk):
         assert "the file system is read-only. Set `home` to a folder that can be written" in err
 
 
-@pytest.mark.slow
+@pytest.mark.faults("disk full between two files of a run")
+@pytest.mark.long_fault
 def test_a_disk_that_fills_between_two_files_loses_nothing(rlhf, world, tmp_path, monkeypatch):
     config = write_config(tmp_path, settings(world, tmp_path / "runs", rounds=1))
     calls, fsync = [0], os.fsync

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from flows.post_training import post_training
@@ -26,33 +28,42 @@ def config(world, home, policy: str, **sections):
     return str(write_config(home, settings(world, home, rollout=rollout, ppo=ppo, **sections)))
 
 
-@pytest.mark.parametrize("policy", ["penalise", "replace"])
-def test_a_run_that_was_cut_short_learns_from_the_same_rows_as_one_that_was_not(world, tmp_path, monkeypatch, policy):
-    whole = RunFolder(post_training(config=config(world, tmp_path / "whole", policy)).folder)
-    rows = metrics_rows(whole.path)
+@pytest.fixture(scope="module")
+def replacing(world, tmp_path_factory) -> RunFolder:
+    """A finished run that replaces what it rejects."""
+    return RunFolder(post_training(config=config(world, tmp_path_factory.mktemp("replacing"), "replace")).folder)
+
+
+def require_rejections(folder: RunFolder, policy: str) -> None:
+    rows = metrics_rows(folder.path)
     assert [row["rollout/response_tokens_p95"] <= limit for row, limit in zip(rows, (4, 8), strict=True)] == [True] * 2
     assert all(row["rollout/acceptance_of_banned"] < 1 for row in rows)
-    replaced = [len(read_table(whole.iteration(n) / "rollouts" / REPLACED)) for n in (1, 2)]
+    replaced = [len(read_table(folder.iteration(n) / "rollouts" / REPLACED)) for n in (1, 2)]
     assert all(replaced) == (policy == "replace") and any(replaced) == (policy == "replace")
     assert (rows[0]["reward/unsafe_fraction"] > 0) == (policy == "penalise")
 
+
+def test_a_run_penalises_what_it_rejects(world, tmp_path):
+    require_rejections(RunFolder(post_training(config=config(world, tmp_path, "penalise")).folder), "penalise")
+
+
+def test_a_run_that_was_cut_short_learns_from_the_same_rows_as_one_that_was_not(
+    replacing, world, tmp_path, monkeypatch
+):
+    require_rejections(replacing, "replace")
     build, calls = Runtime.scorer, []
     with monkeypatch.context() as patch:
         patch.setattr(Runtime, "scorer", lambda runtime: FlakyScorer(build(runtime), calls, lambda call: call > 2))
         with pytest.raises(RlhfError):
-            post_training(config=config(world, tmp_path / "cut", policy, recovery={"retries": 0}))
-    cut = post_training(config=str(tmp_path / "cut" / "tiny.yaml"), resume=True)
-    require_same_numbers(whole.path, cut.folder, iterations=2)
+            post_training(config=config(world, tmp_path, "replace", recovery={"retries": 0}))
+    cut = post_training(config=str(tmp_path / "tiny.yaml"), resume=True)
+    require_same_numbers(replacing.path, cut.folder, iterations=2)
 
 
-def test_what_replaced_responses_left_changes_a_later_update_alone(world, tmp_path):
-    runs = {}
-    for share in (0.0, 0.5):
-        home = tmp_path / str(share)
-        path = config(world, home, "replace")
-        text = (home / "tiny.yaml").read_text().replace("replay_share: 0.5", f"replay_share: {share}")
-        (home / "tiny.yaml").write_text(text)
-        runs[share] = metrics_rows(post_training(config=path).folder)
-    losses = {share: [row["update/ptx_loss"] for row in rows] for share, rows in runs.items()}
-    assert losses[0.0][0] == losses[0.5][0]
-    assert losses[0.0][1] != losses[0.5][1]
+def test_what_replaced_responses_left_changes_a_later_update_alone(replacing, world, tmp_path):
+    path = Path(config(world, tmp_path, "replace"))
+    path.write_text(path.read_text().replace("replay_share: 0.5", "replay_share: 0.0"))
+    without = metrics_rows(post_training(config=str(path)).folder)
+    with_replay = metrics_rows(replacing.path)
+    assert with_replay[0]["update/ptx_loss"] == without[0]["update/ptx_loss"]
+    assert with_replay[1]["update/ptx_loss"] != without[1]["update/ptx_loss"]

@@ -101,11 +101,11 @@ def same(found: list[dict[str, float]], expected: list[dict[str, float]], *, rel
     ("ranks", "zero_stage", "offload"),
     [
         (1, 0, False),
-        pytest.param(2, 0, False, marks=pytest.mark.faults),
-        pytest.param(2, 1, True, marks=pytest.mark.faults),
+        pytest.param(2, 0, False, marks=pytest.mark.long_fault),
+        pytest.param(2, 1, True, marks=pytest.mark.long_fault),
         (2, 2, False),
-        pytest.param(2, 3, False, marks=pytest.mark.faults),
-        pytest.param(2, 3, True, marks=pytest.mark.faults),
+        pytest.param(2, 3, False, marks=pytest.mark.long_fault),
+        pytest.param(2, 3, True, marks=pytest.mark.long_fault),
     ],
 )
 @pytest.mark.faults("resumed by another number of ranks, both ways")
