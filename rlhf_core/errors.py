@@ -13,6 +13,7 @@
     ├── EngineError            an engine broke; a fresh one may work
     │   ├── OutOfMemory        memory ran out
     │   ├── WorkerLost         a training rank or its machine is gone
+    │   ├── StaleEngine        a rollout server does not answer as the policy does; nothing was sampled from it
     │   ├── CommunicationTimeout  ranks waited for each other too long
     │   └── Stalled            no step was taken for too long
     ├── RemoteScorerError      a remote scorer did not answer; time may heal it
@@ -84,6 +85,10 @@ class OutOfMemory(EngineError):
 
 
 class WorkerLost(EngineError):
+    pass
+
+
+class StaleEngine(EngineError):
     pass
 
 
