@@ -20,6 +20,10 @@ class BadAnswer(EngineError):
     """A server answered, but not what it was asked for."""
 
 
+class Hung(WorkerLost):
+    """A server gave no answer in time."""
+
+
 class VllmClient:
     """One server; may be used by many threads at once."""
 
@@ -98,6 +102,22 @@ class VllmClient:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise BadAnswer(f"{self.url} gives no log-probs of a prompt: {str(answer)[:200]}") from error
 
+    def first_logprobs(self, ids: Sequence[int], temperature: float, count: int) -> dict[str, float]:
+        """Log-probs of the likeliest tokens after a prompt, at a temperature, by the token's name."""
+        body = {
+            "prompt": list(ids),
+            "max_tokens": 1,
+            "temperature": temperature,
+            "logprobs": count,
+            "return_tokens_as_token_ids": True,
+        }
+        answer = self.complete(body)
+        try:
+            found = answer["choices"][0]["logprobs"]["top_logprobs"][0]
+            return {str(name): float(logprob) for name, logprob in found.items()}
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise BadAnswer(f"{self.url} gives no log-probs of a token: {str(answer)[:200]}") from error
+
     def close(self) -> None:
         """Let go of the connections."""
         self._http.close()
@@ -110,7 +130,7 @@ class VllmClient:
         try:
             return self._http.request(method, path, json=body, timeout=limits)
         except httpx.TimeoutException as error:
-            raise WorkerLost(f"{self.url} gave no answer to {path} within {seconds:g} s; it hangs.") from error
+            raise Hung(f"{self.url} gave no answer to {path} within {seconds:g} s; it hangs.") from error
         except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: closed meanwhile
             raise WorkerLost(f"{self.url} cannot be reached ({type(error).__name__}: {error}).") from error
 
