@@ -37,6 +37,7 @@ from rlhf_core.data.refs import CheckpointRef
 from rlhf_core.data.store import MANIFEST, RunFolder, disk_errors, write_bytes, write_json
 from rlhf_core.engines.memory_use import MemoryWatch, memory_reader
 from rlhf_core.engines.protocols import RolloutEngine, Scorer, WorkerGroup
+from rlhf_core.engines.vllm_rollout import VllmRollout
 from rlhf_core.errors import ConfigError, RunFolderError
 from rlhf_core.models.loading import load_tokenizer
 from rlhf_core.recovery.changed_settings import accepted_changes
@@ -73,6 +74,7 @@ class Runtime:
         self._workers: WorkerGroup | None = None
         self._state: Path | None = None
         self._scorer: Scorer | None = None
+        self._vllm: VllmRollout | None = None
         if config.compute.threads is not None:
             torch.set_num_threads(config.compute.threads)
         seed_everything(config.seed, deterministic=config.compute.deterministic)
@@ -132,7 +134,23 @@ class Runtime:
 
     def rollout_engine(self, policy: CheckpointRef) -> RolloutEngine:
         """An engine that samples from the checkpoint's policy."""
-        return self.at(policy)
+        if self.config.rollout.engine == "transformers":
+            return self.at(policy)
+        if self._vllm is None:
+            self._vllm = VllmRollout(self.config.rollout, self.tokenizer, self.folder.path / "logs")
+        self._vllm.sync(policy)
+        return self._vllm
+
+    def sync_metrics(self) -> dict[str, float]:
+        """What the last transfer of weights to the rollout servers measured; nothing where there are none."""
+        return {} if self._vllm is None else {"rollout/canary_nats": self._vllm.canary_nats}
+
+    def take_sync_seconds(self) -> list[float]:
+        """The durations of the transfers of weights since this was last asked."""
+        if self._vllm is None:
+            return []
+        taken, self._vllm.sync_seconds = self._vllm.sync_seconds, []
+        return taken
 
     def scorer(self) -> Scorer:
         """The accepted reward model, or the configured callable."""
@@ -146,7 +164,9 @@ class Runtime:
         """Forget all engines; what they had not saved is lost, as after a crash."""
         if self._workers is not None:
             self._workers.close()
-        self._workers, self._state, self._scorer = None, None, None
+        if self._vllm is not None:
+            self._vllm.close()
+        self._workers, self._state, self._scorer, self._vllm = None, None, None, None
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

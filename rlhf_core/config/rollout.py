@@ -71,6 +71,10 @@ class RolloutConfig(StrictConfig):
         """Responses per prompt in that iteration."""
         return size_at(self.samples_schedule, iteration, default=self.samples_per_prompt)
 
+    def responses_per_call(self, wanted: int) -> int:
+        """How many of the wanted responses the engine is asked for at once: servers batch by themselves."""
+        return max(1, wanted) if self.engine == "vllm" else self.batch_size
+
     @property
     def most_prompts(self) -> int:
         """Prompts of the largest iteration."""

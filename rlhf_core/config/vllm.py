@@ -12,6 +12,7 @@ from rlhf_core.config.base import StrictConfig
 
 _CANARY_NATS = {"float32": 1e-3, "bfloat16": 1.0, "float16": 0.2}
 """float32 agrees to 4e-5 in fact; bfloat16 was seen to differ by 0.37."""
+_SET_BY_US = ("--model", "--served-model-name", "--host", "--port", "--dtype", "--max-model-len", "--logprobs-mode")
 
 
 class VllmConfig(StrictConfig):
@@ -61,6 +62,14 @@ class VllmConfig(StrictConfig):
         if len(set(plain)) < len(plain):
             raise ValueError(f"rollout.vllm.urls names a server twice: {', '.join(plain)}.")
         return plain
+
+    @field_validator("extra_arguments")
+    @classmethod
+    def _arguments_are_free(cls, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        taken = sorted({word.split("=")[0] for word in arguments} & set(_SET_BY_US))
+        if taken:
+            raise ValueError(f"rollout.vllm.extra_arguments holds {', '.join(taken)}, which the run itself sets.")
+        return arguments
 
     @model_validator(mode="after")
     def _arguments_are_of_our_server(self) -> Self:

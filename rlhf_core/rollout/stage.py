@@ -69,7 +69,7 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, iteration: int) -> StageR
     with stage_folder(final) as partial:
         write_table(partial / ROLLOUTS, sampled.kept, ROLLOUT_SCHEMA)
         write_table(partial / REJECTED, sampled.rejected, ROLLOUT_SCHEMA)
-        metrics = rollout_metrics(sampled, len(places)) | group_metrics
+        metrics = rollout_metrics(sampled, len(places)) | group_metrics | runtime.sync_metrics()
         finish_stage(partial, key, rows=len(sampled.kept), metrics=metrics)
     given_up = len(places) - len(sampled.kept)
     if given_up:
@@ -156,7 +156,8 @@ def _stage_key(runtime: Runtime, policy: CheckpointRef, iteration: int) -> Stage
             "prompts": file_sha256(runtime.folder.prompts / POOL),
         },
         settings={
-            "rollout": rollout_config(config, policy.control).model_dump(mode="json", exclude={"batch_size"}),
+            "rollout": rollout_config(config, policy.control).model_dump(mode="json", exclude={"batch_size", "vllm"}),
+            **_server_settings(config.rollout),
             "domain_weights": config.data.domain_weights,
             "general_fraction": config.data.general_fraction,
             "autocast": config.model.autocast,
@@ -165,6 +166,13 @@ def _stage_key(runtime: Runtime, policy: CheckpointRef, iteration: int) -> Stage
             "iteration": iteration,
         },
     )
+
+
+def _server_settings(rollout: RolloutConfig) -> dict[str, Any]:
+    """What of the servers' settings decides what they sample; where they are does not."""
+    if rollout.engine == "transformers":
+        return {}
+    return {"vllm": {"dtype": rollout.vllm.dtype, "extra_arguments": rollout.vllm.extra_arguments}}
 
 
 def _dynamic_sampling_settings(runtime: Runtime) -> dict[str, Any] | None:
