@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
 from rlhf_core.errors import ConfigError, EngineError
 
 logger = logging.getLogger(__name__)

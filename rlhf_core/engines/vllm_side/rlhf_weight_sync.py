@@ -100,9 +100,9 @@ def repack_tied(model: Any) -> None:
         if pointer is not None:
             owners[pointer] = owners.get(pointer, 0) + 1
     for module, pointer in layers:
-        method = getattr(module, "quant_method", None)
-        if pointer is not None and owners[pointer] > 1 and hasattr(method, "process_weights_after_loading"):
-            method.process_weights_after_loading(module)
+        prepare = getattr(getattr(module, "quant_method", None), "process_weights_after_loading", None)
+        if pointer is not None and owners[pointer] > 1 and prepare is not None:
+            prepare(module)
 
 
 def _weight_pointer(module: Any) -> int | None:
