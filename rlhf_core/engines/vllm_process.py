@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 
 from rlhf_core.config.rollout import RolloutConfig
+from rlhf_core.data.store import read_json
 from rlhf_core.engines.vllm_environment import is_cpu_build, python_of
 from rlhf_core.errors import EngineError
 
@@ -109,17 +110,25 @@ class VllmProcess:
 def command_of(launch: Launch, port: int) -> list[str]:
     """The server's command line."""
     rollout, settings = launch.rollout, launch.rollout.vllm
-    length = settings.max_model_len or rollout.max_prompt_tokens + rollout.max_new_tokens
     python = python_of(settings.environment)
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(launch.model.absolute()), "--served-model-name", "policy"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", settings.dtype]
-    command += ["--max-model-len", str(max(length, _SHORTEST_MODEL_LEN)), "--max-num-seqs", str(rollout.batch_size)]
+    command += ["--max-model-len", str(model_len(rollout, launch.model)), "--max-num-seqs", str(rollout.batch_size)]
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     command += ["--worker-extension-cls", EXTENSION]
     if is_cpu_build(python):
         command.append("--enforce-eager")
     return [*command, *settings.extra_arguments]
+
+
+def model_len(rollout: RolloutConfig, model: Path) -> int:
+    """The longest prompt with its response: what the settings allow, as far as the model reads."""
+    if rollout.vllm.max_model_len is not None:
+        return rollout.vllm.max_model_len
+    wanted = max(rollout.max_prompt_tokens + rollout.max_new_tokens, _SHORTEST_MODEL_LEN)
+    window = read_json(model / "config.json").get("max_position_embeddings")
+    return min(wanted, int(window)) if window else wanted
 
 
 def environment_of(rollout: RolloutConfig) -> dict[str, str]:

@@ -113,9 +113,11 @@ def test_a_taken_port_is_left_for_another(environment, policy, tmp_path, monkeyp
 
 def test_a_server_that_cannot_start_says_why(environment, policy, tmp_path):
     checkpoint, tokenizer = policy
-    with started(environment, tokenizer, tmp_path, extra_arguments=["--no-such-thing"]) as engine:
-        with pytest.raises(EngineError, match="ended while it started") as caught:
-            engine.sync(checkpoint)
+    with (
+        started(environment, tokenizer, tmp_path, extra_arguments=["--no-such-thing"]) as engine,
+        pytest.raises(EngineError, match="ended while it started") as caught,
+    ):
+        engine.sync(checkpoint)
     assert "--no-such-thing" in str(caught.value)
 
 
@@ -124,7 +126,7 @@ import sys, time
 from pathlib import Path
 from rlhf_core.engines.vllm_process import Launch, VllmProcess
 from rlhf_core.config.rollout import RolloutConfig
-vllm = {"environment": sys.argv[1], "kv_cache_gib": 0.5, "max_model_len": 320}
+vllm = {"environment": sys.argv[1], "kv_cache_gib": 0.5}
 rollout = RolloutConfig.model_validate({"engine": "vllm", "vllm": vllm})
 process = VllmProcess(Launch(rollout, Path(sys.argv[2]), Path(sys.argv[3])))
 print(process.group, flush=True)
