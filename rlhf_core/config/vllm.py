@@ -23,7 +23,7 @@ class VllmConfig(StrictConfig):
         default=None, description="vLLM's virtual environment; None is where `rlhf setup-vllm` makes it"
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32", description="precision of the servers")
-    kv_cache_gib: float = Field(default=1.0, gt=0, description="key-value cache of our server on a CPU")
+    kv_cache_gib: int = Field(default=1, ge=1, description="key-value cache of our server on a CPU")
     max_model_len: int | None = Field(
         default=None, ge=2, description="longest prompt and response; None: the two limits of rollout together"
     )

@@ -142,7 +142,7 @@ def environment_of(rollout: RolloutConfig) -> dict[str, str]:
         "RLHF_VLLM_OWNED": "1",
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": f"{rollout.vllm.kv_cache_gib:g}",
+        "VLLM_CPU_KVCACHE_SPACE": f"{rollout.vllm.kv_cache_gib}",
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
         "HF_HUB_OFFLINE": "1",
     }

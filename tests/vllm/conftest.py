@@ -48,7 +48,7 @@ def real_policy() -> tuple[Any, Any]:
 @contextmanager
 def started(environment: Path, tokenizer: Any, logs: Path, **vllm: Any) -> Generator[VllmRollout]:
     """An engine that starts its own server at its first sync."""
-    settings = {"environment": environment, "kv_cache_gib": 0.5, **vllm}
+    settings = {"environment": environment, "kv_cache_gib": 1, **vllm}
     rollout = RolloutConfig.model_validate({"engine": "vllm", "batch_size": 32, "vllm": settings})
     engine = VllmRollout(rollout, tokenizer, logs)
     try:

@@ -126,7 +126,7 @@ import sys, time
 from pathlib import Path
 from rlhf_core.engines.vllm_process import Launch, VllmProcess
 from rlhf_core.config.rollout import RolloutConfig
-vllm = {"environment": sys.argv[1], "kv_cache_gib": 0.5}
+vllm = {"environment": sys.argv[1], "kv_cache_gib": 1}
 rollout = RolloutConfig.model_validate({"engine": "vllm", "vllm": vllm})
 process = VllmProcess(Launch(rollout, Path(sys.argv[2]), Path(sys.argv[3])))
 print(process.group, flush=True)

@@ -269,7 +269,7 @@ def test_what_a_server_sampled_that_lost_the_weights_meanwhile_is_not_used(fakes
 def test_a_server_that_refuses_the_weights_is_named(fakes, policy):
     (server,) = fakes()
     server.on_load = {"problem": "model.safetensors is damaged"}
-    with engine_on([server], policy) as engine, pytest.raises(StaleEngine, match="refuses the weights.*is damaged"):
+    with engine_on([server], policy) as engine, pytest.raises(StaleEngine, match=r"refuses the weights.*is damaged"):
         engine.sync(policy)
     assert not any(call.startswith("/resume") for call in server.calls)
 
@@ -322,7 +322,7 @@ def test_what_cannot_be_asked_for_is_refused(fakes, policy):
         with pytest.raises(EngineError, match="no policy yet"):
             engine.generate(requests(1), SAMPLING)
         engine.sync(policy)
-        with pytest.raises(DataError, match="request 1 .* empty prompt"):
+        with pytest.raises(DataError, match=r"request 1 .* empty prompt"):
             engine.generate([*requests(1), GenerationRequest((), 5)], SAMPLING)
         with pytest.raises(ConfigError, match="noise"):
             engine.generate(requests(1), Sampling(4, 1.0, noise_std=0.1))
