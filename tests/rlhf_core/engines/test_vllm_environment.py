@@ -62,7 +62,7 @@ def test_what_was_cut_short_is_not_taken_for_whole_and_made_anew(word, commands,
     fails.append(word)
     with pytest.raises(EngineError, match="no route to host"):
         setup_environment(tmp_path / "vllm")
-    with pytest.raises(ConfigError, match="half-made.*rlhf setup-vllm --into"):
+    with pytest.raises(ConfigError, match=r"half-made.*rlhf setup-vllm --into"):
         python_of(tmp_path / "vllm")
     fails.clear()
     ran.clear()

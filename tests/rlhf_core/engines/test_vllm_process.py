@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ if mode == "silent":
     time.sleep(600)
 if mode == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"])
+stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", stubborn])
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
@@ -147,16 +149,18 @@ def test_a_server_that_never_answers_is_ended(launch, monkeypatch):
     short = launch.rollout.vllm.model_copy(update={"start_seconds": 1.0})
     slow = Launch(launch.rollout.model_copy(update={"vllm": short}), launch.model, launch.log_folder)
     before = set(running())
-    with pytest.raises(EngineError, match="did not answer within rollout.vllm.start_seconds=1"):
+    with pytest.raises(EngineError, match=r"did not answer within rollout\.vllm.start_seconds=1"):
         VllmProcess(slow)
     assert not set(running()) - before
 
 
 def running() -> list[int]:
+    """Guardians that this process has started."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if b"guardian.py" in (folder / "cmdline").read_bytes():
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if str(os.getpid()).encode() in words and any(word.endswith(b"guardian.py") for word in words):
                 found.append(int(folder.name))
         except OSError:
             continue
@@ -171,7 +175,7 @@ def test_a_missing_environment_names_the_command_that_makes_it(launch, tmp_path)
 
 def test_the_command_line_says_what_sampling_needs(launch):
     command = command_of(launch, 4321)
-    pairs = dict(zip(command, command[1:], strict=False))
+    pairs = dict(pairwise(command))
     assert pairs["--port"] == "4321" and pairs["--host"] == "127.0.0.1"
     assert pairs["--logprobs-mode"] == "processed_logprobs" and pairs["--generation-config"] == "vllm"
     assert pairs["--worker-extension-cls"] == "rlhf_weight_sync.WeightSync" and pairs["--dtype"] == "float32"
