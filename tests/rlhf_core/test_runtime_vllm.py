@@ -11,7 +11,7 @@ from rlhf_core.data.store import read_table
 from rlhf_core.errors import RunFolderError, StaleEngine
 from rlhf_core.evaluation.stage import run_baseline
 from rlhf_core.recovery.changed_settings import accepted_changes
-from rlhf_core.rollout.stage import ROLLOUTS, run_stage
+from rlhf_core.rollout.stage import REJECTED, ROLLOUTS, run_stage
 from rlhf_core.runtime import close_runtime, open_runtime, prepare_run
 from tests.flows.tiny_run import settings
 from tests.rlhf_core.engines.fake_vllm import FakeVllm
@@ -45,12 +45,13 @@ def test_rollouts_and_held_out_responses_come_from_the_servers(runtime):
     policy = policy_of(opened, server)
     stored = run_stage(opened, policy, 1)
     frame = read_table(stored.path / ROLLOUTS)
-    assert len(server.asked) == len(frame) == 6
+    drawn = len(server.asked)
+    assert len(frame) == 6 and drawn == 6 + len(read_table(stored.path / REJECTED))
     assert frame["engine_logprobs"].iloc[0] == [-0.5, -1.5, -2.5]
     assert stored.metrics["rollout/canary_nats"] == 0.0
     assert len(opened.take_sync_seconds()) == 1 and opened.take_sync_seconds() == []
     run_baseline(opened)
-    assert len(server.asked) == 6 + 8
+    assert len(server.asked) == drawn + 8
     assert server.calls.count("/collective_rpc") == 1, "the same policy is not sent twice"
 
 
