@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from flows.cli_best_of_n import best_of_n_app
 from flows.cli_checkpoints import checkpoints_app
 from flows.cli_notify import notify_app
 from rlhf_core import __version__
@@ -27,6 +28,7 @@ server_app = typer.Typer(no_args_is_help=True, help="The local Prefect server.")
 app.add_typer(server_app, name="server")
 app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(notify_app)
+app.add_typer(best_of_n_app)
 console = Console(stderr=True)
 
 Config = Annotated[str, typer.Argument(help="a preset (quickstart, smollm2_hh) or a YAML file")]

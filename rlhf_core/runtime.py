@@ -11,23 +11,12 @@ import logging
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.config.load import dump_config
@@ -40,26 +29,17 @@ from rlhf_core.engines.protocols import RolloutEngine, Scorer, WorkerGroup
 from rlhf_core.engines.vllm_rollout import VllmRollout
 from rlhf_core.errors import ConfigError, RunFolderError
 from rlhf_core.models.loading import load_tokenizer
+from rlhf_core.progress import ProgressBar, progress_bar
 from rlhf_core.recovery.changed_settings import accepted_changes
 from rlhf_core.recovery.lock import RunLock, acquire_lock
 from rlhf_core.recovery.plan import Plan
+from rlhf_core.safety.protocol import SafetyClassifier
 from rlhf_core.seeding import seed_everything
 from rlhf_core.versions import versions
 from rlhf_core.workers.inline import InlineWorkers
 
 logger = logging.getLogger(__name__)
 _SFT_CHECKPOINT = "step-000000"
-
-
-@dataclass(frozen=True)
-class ProgressBar:
-    """One bar; `advance` moves it."""
-
-    bars: Progress
-    task_id: TaskID
-
-    def advance(self, n: int = 1) -> None:
-        self.bars.advance(self.task_id, n)
 
 
 class Runtime:
@@ -74,6 +54,7 @@ class Runtime:
         self._workers: WorkerGroup | None = None
         self._state: Path | None = None
         self._scorer: Scorer | None = None
+        self._safety: SafetyClassifier | None = None
         self._vllm: VllmRollout | None = None
         if config.compute.threads is not None:
             torch.set_num_threads(config.compute.threads)
@@ -160,13 +141,26 @@ class Runtime:
             self._scorer = build_scorer(self.config, self.folder, self.tokenizer, self.device)
         return self._scorer
 
+    def safety(self) -> SafetyClassifier:
+        """The classifier that `rollout.rejection.safety` names.
+
+        Raises:
+            ConfigError: it names none, or the classifier cannot be loaded.
+        """
+        if self._safety is None:
+            from rlhf_core.safety.build import build_safety
+
+            self._safety = build_safety(self.config.rollout.rejection.safety, self.device)
+        return self._safety
+
     def drop(self) -> None:
         """Forget all engines; what they had not saved is lost, as after a crash."""
         if self._workers is not None:
             self._workers.close()
         if self._vllm is not None:
             self._vllm.close()
-        self._workers, self._state, self._scorer, self._vllm = None, None, None, None
+        self._workers, self._state, self._vllm = None, None, None
+        self._scorer, self._safety = None, None
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -180,18 +174,8 @@ class Runtime:
     @contextmanager
     def progress(self, description: str, total: int) -> Generator[ProgressBar]:
         """A progress bar on stderr; silent when the output is no terminal."""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        console = Console(stderr=True)
-        with Progress(
-            *columns, console=console, transient=True, disable=not (self.show_progress and console.is_terminal)
-        ) as bars:
-            yield ProgressBar(bars, bars.add_task(description, total=total))
+        with progress_bar(description, total, is_shown=self.show_progress) as bar:
+            yield bar
 
     def close(self) -> None:
         """Release engines and lock; a local Ray ends."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import get_run_logger
 
-from rlhf_core.checkpoints.registry import Registry
+from rlhf_core.checkpoints.records import read_registry
 from rlhf_core.data.events import read_events, record_event
 from rlhf_core.data.store import RunFolder
 from rlhf_core.reporting.report import write_report
@@ -19,8 +19,8 @@ def conclude(run: Run) -> RunOutcome:
     """Write the report and say how the run ended."""
     folder = RunFolder(run.folder)
     report = write_report(folder)
-    registry = Registry(folder)
-    best = registry.best()
+    registry = read_registry(folder)
+    best = registry.best_ref()
     outcome = RunOutcome(
         folder=run.folder,
         report=report,

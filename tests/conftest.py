@@ -6,6 +6,13 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+from tests.faults.table import (  # noqa: F401  pytest finds hooks and fixtures by their names here
+    measured,
+    pytest_itemcollected,
+    pytest_runtest_logreport,
+    pytest_terminal_summary,
+)
+
 os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")

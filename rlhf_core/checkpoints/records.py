@@ -40,6 +40,13 @@ class RegistryState(Ref):
     rollbacks: int = 0
     is_stopped: bool = False
 
+    def best_ref(self) -> CheckpointRef | None:
+        return None if self.best is None else self.checkpoints[self.best].ref
+
+    def last_step(self) -> int:
+        """The newest iteration whose update is done; 0 before the first."""
+        return max((step for step, entry in self.checkpoints.items() if entry.status != "damaged"), default=0)
+
     def line_of(self, step: int) -> list[int]:
         """The checkpoint and those that it was trained from, newest first."""
         line: list[int] = []

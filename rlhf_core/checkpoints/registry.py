@@ -43,14 +43,10 @@ class Registry:
         return None if self.state.promoted is None else self.state.checkpoints[self.state.promoted].ref
 
     def best(self) -> CheckpointRef | None:
-        return None if self.state.best is None else self.state.checkpoints[self.state.best].ref
+        return self.state.best_ref()
 
     def entry(self, step: int) -> Entry | None:
         return self.state.checkpoints.get(step)
-
-    def last_step(self) -> int:
-        """The newest iteration whose update is done; 0 before the first."""
-        return max((step for step, entry in self.state.checkpoints.items() if entry.status != "damaged"), default=0)
 
     def add(self, entry: Entry, *, keep_last: int) -> None:
         """Register a new checkpoint, make it current, and prune what retention no longer keeps."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlhf_core.checkpoints.background import verdict
+from rlhf_core.checkpoints.records import read_registry
 from rlhf_core.checkpoints.registry import Registry
 from rlhf_core.checkpoints.save import new_reference, save_checkpoint
 from rlhf_core.checkpoints.verify import verify_content
@@ -70,14 +71,14 @@ def sound_policy(runtime: Runtime, *, wait: bool = False) -> CheckpointRef:
 
 def remaining_rounds(folder: RunFolder, config: RunConfig) -> Sequence[int]:
     """Rounds, from 1, whose decision is not carried out yet; none after a decision to stop."""
-    state = Registry(folder).state
+    state = read_registry(folder)
     return range(0) if state.is_stopped else range(state.decided_rounds + 1, config.rounds + 1)
 
 
 def remaining_iterations(folder: RunFolder, config: RunConfig, round_number: int) -> Sequence[int]:
     """Iterations of a round, numbered through the run from 1, whose update is not saved yet (C03)."""
     first = (round_number - 1) * config.iterations_per_round + 1
-    return range(max(first, Registry(folder).last_step() + 1), round_number * config.iterations_per_round + 1)
+    return range(max(first, read_registry(folder).last_step() + 1), round_number * config.iterations_per_round + 1)
 
 
 def apply_decision(

@@ -66,7 +66,7 @@ def lint(config: RunConfig, available_items: Mapping[str, int] | None = None) ->
         warn(field, message)
     for field, message in _precision_warnings(config).items():
         warn(field, message)
-    return tuple(found)
+    return (*found, *_rejection_warnings(config))
 
 
 def _algorithm_warnings(config: RunConfig) -> dict[str, str]:
@@ -124,3 +124,11 @@ def items_to_detect(drop: float, confidence: float, *, discordant_share: float =
     """
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     return math.ceil(z * z * discordant_share / (drop * drop))
+
+
+def _rejection_warnings(config: RunConfig) -> tuple[LintWarning, ...]:
+    rejection = config.rollout.rejection
+    if not rejection.may_replace or (config.ppo.ptx.enabled and rejection.replacement.replay_share):
+        return ()
+    message = "rejected responses are replaced, but without ppo.ptx and a replay_share above 0 no reply is learnt from."
+    return (LintWarning(field="rollout.rejection", message=message),)

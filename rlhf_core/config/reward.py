@@ -15,7 +15,11 @@ class PenaltyConfig(StrictConfig):
 
     early_end: float = Field(default=-2.0, le=0, description="added where EOS comes before min_response_tokens")
     truncation: float = Field(default=-1.0, le=0, description="added where truncated_policy is `penalty`")
-    unsafe: float = Field(default=-10.0, le=0, description="added where a response matches unsafe_patterns")
+    unsafe: float = Field(
+        default=-10.0,
+        le=0,
+        description="added where a response matches unsafe_patterns or a filter's policy is penalise",
+    )
 
 
 class CallableScorerConfig(StrictConfig):

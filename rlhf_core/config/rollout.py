@@ -1,4 +1,4 @@
-"""Generation and the filter of invalid texts (G*)."""
+"""Generation of responses (G*)."""
 
 from __future__ import annotations
 
@@ -7,23 +7,9 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import StrictConfig
+from rlhf_core.config.rejection import RejectionConfig
 from rlhf_core.config.schedules import StepSchedule, size_at
 from rlhf_core.config.vllm import VllmConfig
-
-
-class RejectionConfig(StrictConfig):
-    """Invalid or repetitive text is rejected before it is scored (G3)."""
-
-    policy: Literal["resample", "drop"] = Field(default="resample", description="what happens to a rejected response")
-    max_attempts: int = Field(default=3, ge=1, le=20, description="samples drawn for one place before it is given up")
-    min_response_tokens: int = Field(default=1, ge=0, description="shorter responses are rejected")
-    max_repeated_ngram_fraction: float = Field(
-        default=0.8,
-        gt=0,
-        le=1,
-        description="share of repeated 4-grams above which a text is repetitive; 1 never rejects",
-    )
-    banned_patterns: tuple[str, ...] = Field(default=(), description="regular expressions that reject a response")
 
 
 class ExplorationConfig(StrictConfig):
@@ -52,6 +38,11 @@ class RolloutConfig(StrictConfig):
     )
     max_prompt_tokens: int = Field(default=256, ge=1, description="longer prompts are reported and left out")
     max_new_tokens: int = Field(default=64, ge=1, description="length limit of a response")
+    max_new_tokens_schedule: StepSchedule = Field(
+        default=(),
+        description="[first iteration, length limit from there on], from iteration 1, rising to at most max_new_tokens "
+        "(K3); gates sample with max_new_tokens",
+    )
     temperature: float = Field(default=1.0, gt=0, description="sampling temperature; log-probs use the same (K01)")
     top_p: float = Field(default=1.0, description="1 alone: sampling keeps the whole vocabulary (K02)")
     top_k: int | None = Field(default=None, description="None alone, for the same reason")
@@ -74,6 +65,10 @@ class RolloutConfig(StrictConfig):
     def responses_per_call(self, wanted: int) -> int:
         """How many of the wanted responses the engine is asked for at once: servers batch by themselves."""
         return max(1, wanted) if self.engine == "vllm" else self.batch_size
+
+    def max_new_tokens_in(self, iteration: int) -> int:
+        """Length limit of a response in that iteration, where memory suffices."""
+        return size_at(self.max_new_tokens_schedule, iteration, default=self.max_new_tokens)
 
     @property
     def most_prompts(self) -> int:
@@ -115,5 +110,20 @@ class RolloutConfig(StrictConfig):
             raise ValueError(
                 f"min_response_tokens={self.min_response_tokens} exceeds max_new_tokens={self.max_new_tokens}, so each "
                 f"response would count as an early end. Set min_response_tokens to at most {self.max_new_tokens}."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lengths_rise_to_the_limit(self) -> Self:
+        steps = self.max_new_tokens_schedule
+        if not steps:
+            return self
+        lengths = [length for _, length in steps]
+        if steps[0][0] != 1 or lengths[0] < self.min_response_tokens or lengths[-1] > self.max_new_tokens:
+            raise ValueError(
+                f"max_new_tokens_schedule={[list(step) for step in steps]} must begin at iteration 1 and rise from "
+                f"min_response_tokens={self.min_response_tokens} or more to max_new_tokens={self.max_new_tokens} or "
+                f"less, as in [[1, {max(1, self.min_response_tokens, self.max_new_tokens // 2)}], "
+                f"[20, {self.max_new_tokens}]]."
             )
         return self

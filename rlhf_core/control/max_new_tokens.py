@@ -72,10 +72,13 @@ class MaxNewTokens:
             self._cuts -= 1
 
 
-def max_new_tokens_controller(config: RunConfig, cuts: int) -> MaxNewTokens:
-    """The controller of a run with `cuts` in force; no response is made too short to count (A5)."""
+def max_new_tokens_controller(config: RunConfig, cuts: int, iteration: int) -> MaxNewTokens:
+    """The controller in that iteration with `cuts` in force; no response is made too short to count (A5).
+
+    Cuts are factors on the iteration's scheduled limit (K3), so the curriculum goes on where memory is scarce.
+    """
     controller = MaxNewTokens(
-        config.rollout.max_new_tokens,
+        config.rollout.max_new_tokens_in(iteration),
         floor=max(config.memory.min_new_tokens, config.rollout.min_response_tokens),
         high_water=config.memory.high_water,
         shrink=config.memory.shrink,

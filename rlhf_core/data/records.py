@@ -36,7 +36,22 @@ ROLLOUT_SCHEMA = pa.schema(
         ("policy_step", pa.int32()),
     ]
 )
-"""One sampled response. `response_ids` hold the EOS when the policy sampled it. `rejected_by` is null for kept rows."""
+"""A sampled response. `response_ids` hold the EOS if the policy sampled it. `rejected_by` is null for accepted ones."""
+
+REPLACED_SCHEMA = pa.schema(
+    [
+        ("iteration", pa.int32()),
+        ("prompt_id", pa.string()),
+        ("sample_index", pa.int32()),
+        ("domain", pa.string()),
+        ("prompt", pa.string()),
+        ("chosen", pa.string()),
+        ("rejected", pa.string()),
+        ("rejected_by", pa.string()),
+        ("token_ids", _INTS),
+    ]
+)
+"""A safe reply, `chosen`, and the response in whose place it stands; `token_ids` are prompt, reply and EOS."""
 
 SCORED_SCHEMA = pa.schema(
     [

@@ -257,6 +257,11 @@ class RunFolder:
         return self.path / "prompts"
 
     @property
+    def preferences(self) -> Path:
+        """Pairs of safe replies and the responses that they replaced, a file by iteration."""
+        return self.path / "preferences"
+
+    @property
     def baseline(self) -> Path:
         return self.path / "baseline"
 

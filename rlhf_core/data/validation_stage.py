@@ -48,7 +48,7 @@ def run_stage(runtime: Runtime, scored: StageRef, iteration: int) -> StageRef:
         return stored
     frame = read_table(scored.path / SCORED)
     valid, excluded, quarantined = _sorted_out(runtime, frame, iteration)
-    _require_signal(valid, excluded, quarantined, iteration, runtime.config.rollout.max_new_tokens)
+    _require_signal(valid, excluded, quarantined, iteration, runtime.config.rollout.max_new_tokens_in(iteration))
     with stage_folder(final) as partial:
         write_table(partial / VALIDATED, valid, SCORED_SCHEMA)
         write_table(partial / EXCLUDED, excluded, SCORED_SCHEMA)

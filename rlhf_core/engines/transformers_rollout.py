@@ -6,6 +6,7 @@ rows that are done leave the batch, so that nobody computes their padding; and l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -17,15 +18,16 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.engines.exploration_noise import explored_logits
 from rlhf_core.engines.inverse_cdf import draw_tokens
-from rlhf_core.engines.key_value_cache import RoomyCache
+from rlhf_core.engines.key_value_cache import RoomyCache, rounded_width
 from rlhf_core.engines.memory import BatchSize, in_batches
 from rlhf_core.engines.non_finite import NonFiniteLogits
+from rlhf_core.engines.packed_products import packed_products
 from rlhf_core.engines.protocols import Generation, GenerationRequest, Sampling
 from rlhf_core.engines.stop_strings import StopStrings
 from rlhf_core.errors import DataError
+from rlhf_core.models.packed_attention import next_logits, prompt_logits
 from rlhf_core.models.precision import Autocast, autocast_context
 from rlhf_core.numerics.logprobs import require_temperature
-from rlhf_core.numerics.masking import mask_from_lengths
 
 
 class TransformersRollout:
@@ -42,7 +44,8 @@ class TransformersRollout:
         """Keep the model as it is.
 
         Args:
-            model: a causal language model in eval mode; its weights may change between calls.
+            model: a causal language model in eval mode, prepared by `use_packed_attention`; its weights may change
+                between calls.
             tokenizer: knows EOS, and decodes where stop texts are looked for.
             batch_size: responses generated together; fewer where memory runs out.
             autocast: bfloat16 runs the matrix products in bf16, where the processor has units for it.
@@ -75,7 +78,7 @@ class TransformersRollout:
             self._complete(drafts, sampling)
             found.update((draft.index, draft.generation) for draft in drafts)
 
-        with torch.no_grad(), autocast_context(self.model.device, self.autocast):
+        with torch.no_grad(), autocast_context(self.model.device, self.autocast), packed_products(self.model):
             work = f"sampling responses of up to {sampling.max_new_tokens} tokens"
             in_batches(len(by_length), self.batch, sample, work=work)
         return [found[index] for index in range(len(requests))]
@@ -88,14 +91,18 @@ class TransformersRollout:
         batch = _Batch(self.model, drafts, sampling.max_new_tokens)
         logits = batch.read_prompts()
         for step in range(sampling.max_new_tokens):
-            rows = batch.rows.tolist()
+            rows = batch.rows
             logits = explored_logits(logits, [drafts[row].request.seed for row in rows], step, sampling.noise_std)
-            tokens, logprobs, totals = draw_tokens(logits, uniforms[batch.rows, step], sampling.temperature)
-            for row, is_finite in zip(rows, torch.isfinite(totals).tolist(), strict=True):
-                if not is_finite:
+            tokens, logprobs, totals = draw_tokens(
+                logits, uniforms[torch.tensor(rows, device=uniforms.device), step], sampling.temperature
+            )
+            # One copy from the device a step: a token's end, its log-prob and N05's check come together.
+            found = torch.stack([tokens.double(), logprobs.double(), totals]).T.tolist()
+            for row, (_, _, total) in zip(rows, found, strict=True):
+                if not math.isfinite(total):
                     raise NonFiniteLogits(drafts[row].index, step)
-            for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
-                self._take(drafts[row], token, logprob, stops)
+            for row, (token, logprob, _) in zip(rows, found, strict=True):
+                self._take(drafts[row], int(token), logprob, stops)
             alive = [place for place, row in enumerate(rows) if not drafts[row].is_done]
             if not alive or step + 1 == sampling.max_new_tokens:
                 return
@@ -145,37 +152,40 @@ class _Draft:
 
 
 class _Batch:
-    """The rows that are still being sampled, their cache, mask and positions."""
+    """The rows that are still being sampled, and their cache."""
 
     def __init__(self, model: Any, drafts: Sequence[_Draft], max_new_tokens: int) -> None:
         self.model = model
-        self.rows = torch.arange(len(drafts), device=model.device)
+        self.rows = list(range(len(drafts)))
         prompts = [draft.request.prompt_ids for draft in drafts]
-        self._distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
-        self._source = torch.tensor([self._distinct[prompt] for prompt in prompts], device=model.device)
-        self._width = max(len(prompt) for prompt in prompts)
-        self._room = self._width + max_new_tokens
-        self._cache = RoomyCache(model.config.get_text_config().num_hidden_layers, self._room)
-        self._mask = torch.ones(len(drafts), self._room, dtype=torch.bool, device=model.device)
-        self._positions = torch.tensor([len(prompt) for prompt in prompts], device=model.device)
+        self._distinct = list(dict.fromkeys(prompts))
+        place = {prompt: number for number, prompt in enumerate(self._distinct)}
+        self._source = torch.tensor([place[prompt] for prompt in prompts], device=model.device)
+        self._lengths = [len(prompt) for prompt in prompts]
+        self._positions = torch.tensor(self._lengths, device=model.device)
+        self._room = rounded_width(max(self._lengths) + max_new_tokens)
+        self._cache = RoomyCache(model.config.get_text_config().num_hidden_layers)
 
     def read_prompts(self) -> Tensor:
-        """Run the distinct prompts, left-padded; return the logits `[rows, vocab]` that follow them."""
+        """Run the distinct prompts, laid one after another; return the logits `[rows, vocab]` that follow them."""
         device = self.model.device
-        lengths = torch.tensor([len(prompt) for prompt in self._distinct], device=device)
-        mask = mask_from_lengths(lengths, self._width).flip(1)
-        padded = [[0] * (self._width - len(prompt)) + list(prompt) for prompt in self._distinct]
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        logits = self._forward(torch.tensor(padded, device=device), mask, positions)
-        self._cache.repeat_rows(self._source)
-        self._mask[:, : self._width] = mask[self._source]
+        lengths = [len(prompt) for prompt in self._distinct]
+        ids = torch.tensor([token for prompt in self._distinct for token in prompt], device=device)
+        counted = torch.tensor(lengths, device=device)
+        starts = counted.cumsum(0) - counted
+        positions = torch.arange(len(ids), device=device) - starts.repeat_interleave(counted)
+        logits = prompt_logits(self.model, ids, positions, lengths, self._cache)
+        index = starts[:, None] + torch.minimum(torch.arange(max(lengths), device=device), counted[:, None] - 1)
+        self._cache.spread(index[self._source], self._room)
         return logits[self._source]
 
     def read_tokens(self, tokens: Tensor) -> Tensor:
         """Run one more token `[rows]` of each row; return the logits `[rows, vocab]` that follow."""
-        end = self._cache.get_seq_length() + 1
-        logits = self._forward(tokens[:, None], self._mask[: len(tokens), :end], self._positions[:, None])
+        self._cache.aim(self._positions, max(self._lengths))
+        is_attended = torch.arange(self._cache.width, device=tokens.device) <= self._positions[:, None]
+        logits = next_logits(self.model, tokens, self._positions, is_attended, self._cache)
         self._positions = self._positions + 1
+        self._lengths = [length + 1 for length in self._lengths]
         return logits
 
     def keep(self, alive: Sequence[int], tokens: Tensor) -> Tensor:
@@ -191,17 +201,8 @@ class _Batch:
             order[hole] = mover
         index = torch.tensor(order, device=tokens.device)
         targets = torch.tensor(holes, dtype=torch.long, device=tokens.device)
-        self._cache.move_rows(torch.tensor(movers, dtype=torch.long, device=tokens.device), targets, count)
-        self._mask, self._positions, self.rows = self._mask[index], self._positions[index], self.rows[index]
+        self._cache.move_rows(torch.tensor(movers, dtype=torch.long, device=tokens.device), targets, max(self._lengths))
+        self._positions = self._positions[index]
+        self.rows = [self.rows[place] for place in order]
+        self._lengths = [self._lengths[place] for place in order]
         return tokens[index]
-
-    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        outputs = self.model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return outputs.logits[:, -1]

@@ -53,7 +53,7 @@ class VllmClient:
         """Whether it answers to a question about its health."""
         try:
             return self._http.get("/health", timeout=_QUICK_SECONDS).status_code == 200
-        except httpx.HTTPError:
+        except (httpx.HTTPError, RuntimeError):  # RuntimeError: closed meanwhile, since the server is started anew
             return False
 
     def model(self) -> str:

@@ -148,10 +148,11 @@ class VllmRollout:
         policy = self._policy
         if policy is None or self._process is None:
             raise EngineError("this engine is closed.")
-        server.client.close()
+        old = server.client
         self._process.close()
         self._process = VllmProcess(Launch(self.rollout, policy.folder, self.log_folder))
         server.client = self._client(self._process.url)
+        old.close()
         self._sync_server(server, policy)
 
     def _client(self, url: str) -> VllmClient:

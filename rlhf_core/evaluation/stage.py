@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from rlhf_core.checkpoints.registry import Registry
+from rlhf_core.checkpoints.records import read_registry
 from rlhf_core.checkpoints.stage import start_policy
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data import prepared
@@ -253,7 +253,7 @@ def _sft_policy(runtime: Runtime) -> CheckpointRef:
     policy = start_policy(runtime)
     if policy.step == 0:
         return policy
-    entry = Registry(runtime.folder).entry(0)
+    entry = read_registry(runtime.folder).checkpoints.get(0)
     if entry is None or not entry.ref.path.exists():
         raise CheckpointError(
             f"the baseline is missing and checkpoint 0, of which it is measured, is not kept any more. Restore "

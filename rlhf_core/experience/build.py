@@ -74,8 +74,8 @@ def build_experience(
     """Return the experience and metrics named `experience/…`.
 
     A response that ended has value 0 after its last token. A cut one is worth the critic's value there, unless
-    `reward.truncated_policy` is `penalty`: then the cut is an end that the score has punished. With `kl_only` a cut
-    response's score is dropped.
+    `reward.truncated_policy` is `penalty`: then the cut is an end that the score has punished. With `kl_only` the
+    score of a cut response comes as its penalties alone.
 
     Args:
         evaluation: of the policy that sampled, with reference and critic.
@@ -117,10 +117,8 @@ def build_experience(
 def _token_rewards(
     evaluation: RolloutEvaluation, judged: Judgement, response_mask: Tensor, how: Estimation
 ) -> tuple[Float[Tensor, "batch response"], dict[str, float]]:
-    algorithm, reward, shaping = how.config.algorithm, how.config.reward, how.config.ppo.kl_shaping
+    algorithm, shaping = how.config.algorithm, how.config.ppo.kl_shaping
     scores = judged.scores
-    if reward.truncated_policy == "kl_only":
-        scores = scores.masked_fill(judged.is_truncated, 0.0)
     if algorithm.kind == "reinforce_plus_plus" and algorithm.subtract_group_mean:
         scores = group_baseline(scores.double(), judged.group_ids, response_mask.any(dim=1)).to(scores.dtype)
     limit = None
@@ -177,6 +175,7 @@ def _metrics(
         "kl_k3_nats": kl_k3(log_ratio),
         "kl_exact_nats": evaluation.kl_exact_nats,
         "entropy_nats": evaluation.entropy_nats,
+        "fluency_nats": evaluation.ref_logprobs,
         "return_mean": returns,
         "mean_abs_advantage": advantages.abs(),
     }

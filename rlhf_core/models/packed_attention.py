@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -22,7 +22,7 @@ _NAME = "packed_sdpa"
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Let `body_hidden` work on this model; calls without `segment_lengths` keep Hugging Face's SDPA.
+    """Let the functions below work on this model; other calls keep Hugging Face's SDPA.
 
     Raises:
         ConfigError: the architecture does not take another attention function.
@@ -60,19 +60,79 @@ def body_hidden(
     return cast(Tensor, output.last_hidden_state)[0]
 
 
+def prompt_logits(
+    model: Any,
+    ids: Int[Tensor, " tokens"],
+    positions: Int[Tensor, " tokens"],
+    lengths: Sequence[int],
+    cache: Any,
+) -> Float[Tensor, "prompts vocab"]:
+    """Read prompts that lie one after another into the cache; return the logits that follow each.
+
+    Args:
+        model: a causal language model prepared by `use_packed_attention`.
+        ids: all prompts' tokens.
+        positions: of each token in its own prompt, from 0.
+        lengths: of the prompts; they sum to the number of tokens.
+        cache: takes the keys and values `[1, heads, tokens, size]`.
+    """
+    output = model(
+        input_ids=ids[None],
+        position_ids=positions[None],
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),
+        segment_lengths=tuple(lengths),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=torch.tensor(lengths, device=ids.device).cumsum(0) - 1,
+    )
+    return cast(Tensor, output.logits)[0]
+
+
+def next_logits(
+    model: Any,
+    tokens: Int[Tensor, " rows"],
+    positions: Int[Tensor, " rows"],
+    is_attended: Bool[Tensor, "rows places"],
+    cache: Any,
+) -> Float[Tensor, "rows vocab"]:
+    """Read one more token of each row; return the logits that follow it.
+
+    Args:
+        model: a causal language model prepared by `use_packed_attention`.
+        tokens: one of each row.
+        positions: of the tokens in their rows, from 0.
+        is_attended: which places of the cache a row sees, its new token's included.
+        cache: gives the keys and values `[rows, heads, places, size]`.
+    """
+    output = model(
+        input_ids=tokens[:, None],
+        position_ids=positions[:, None],
+        attention_mask=is_attended[:, None, None],
+        one_token_rows=True,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return cast(Tensor, output.logits)[:, -1]
+
+
 def _packed_sdpa(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Attention function of transformers' interface; `[1, heads, tokens, size]` in, `[1, tokens, heads, size]` out."""
     lengths = cast("tuple[int, ...] | None", options.pop("segment_lengths", None))
-    if lengths is None:
+    is_one_token = bool(options.pop("one_token_rows", False))
+    if lengths is None and not is_one_token:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    longest = key.shape[2] if lengths is None else max(lengths)
     window = options.get("sliding_window")
-    if options.get("softcap") is not None or (window is not None and max(lengths) > window):
+    if options.get("softcap") is not None or (window is not None and longest > window):
         raise ConfigError(
             f"{type(module).__name__} uses soft-capped logits or a window of {window} tokens, shorter than a sequence "
-            f"of {max(lengths)}; training without padding supports neither. Use another model or shorter sequences."
+            f"of {longest}; work without padding supports neither. Use another model or shorter sequences."
         )
+    if lengths is None:
+        return _one_token_sdpa(query, key, value, attention_mask, cast("float | None", options.get("scaling"))), None
     scale, grouped = cast("float | None", options.get("scaling")), query.shape[1] != key.shape[1]
     pieces = zip(query.split(lengths, dim=2), key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
     attended = [
@@ -80,3 +140,17 @@ def _packed_sdpa(
         for q, k, v in pieces
     ]
     return torch.cat(attended, dim=2).transpose(1, 2), None
+
+
+def _one_token_sdpa(
+    query: Float[Tensor, "rows heads 1 size"],
+    key: Float[Tensor, "rows groups places size"],
+    value: Float[Tensor, "rows groups places size"],
+    mask: Tensor | None,
+    scale: float | None,
+) -> Float[Tensor, "rows 1 heads size"]:
+    """Query heads that share keys are attended to as if they were several tokens; keys are read once, not repeated."""
+    rows, heads, _, size = query.shape
+    grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
+    attended = torch.nn.functional.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scale)
+    return attended.reshape(rows, 1, heads, value.shape[3])

@@ -15,6 +15,7 @@ from plotly.offline import get_plotlyjs
 
 from rlhf_core.data.store import RunFolder, write_bytes
 from rlhf_core.reporting import headline, plots, tables
+from rlhf_core.reporting.acceptance_section import acceptance_table
 from rlhf_core.reporting.data_section import data_docs, data_facts, quarantine_sentence
 from rlhf_core.reporting.reward_model_section import reward_model_section
 from rlhf_core.reporting.samples import extremes, prompt_outliers, recent_rollouts, reward_histogram
@@ -96,6 +97,7 @@ def _html(figure: go.Figure | None, name: str) -> Markup | None:
 def _sections(run: RunRecord) -> dict[str, Any]:
     return {
         "gates": [(gate, tables.gate_table(run, gate)) for gate in run.gates],
+        "acceptance": acceptance_table(run),
         "events": tables.event_table(run.events),
         "attempts": tables.attempt_table(run.attempts),
         "reward_model": reward_model_section(run.reward_model),

@@ -51,5 +51,16 @@ def training_panels(config: RunConfig | None) -> list[Panel]:
             "repetition and variety of responses",
             {"rollout/repeated_ngram_fraction": "repeated 4-grams", "rollout/distinct_2": "distinct-2"},
         ),
+        *_response_panels(),
         Panel("log-probs: engine against trainer, nats", {"experience/engine_mismatch_nats": "mean |difference|"}),
+    ]
+
+
+def _response_panels() -> list[Panel]:
+    return [
+        Panel(
+            "acceptance of responses",
+            {"rollout/acceptance_rate": "accepted", "rollout/penalised_fraction": "kept with a penalty"},
+        ),
+        Panel("fluency: reference log-prob, nats per token", {"experience/fluency_nats": "mean"}),
     ]

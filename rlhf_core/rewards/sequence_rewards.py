@@ -44,11 +44,13 @@ class ResponseTexts:
     prompt_ids: Sequence[str]
     """Names of the prompts; responses to the same one are a group."""
     responses: Sequence[str]
+    penalised: Sequence[bool]
+    """A filter rejected the response, and the policy is to penalise it (G3)."""
 
     @classmethod
     def unknown(cls, count: int) -> ResponseTexts:
         """Every response in a group of its own, and no text."""
-        return cls([str(row) for row in range(count)], [""] * count)
+        return cls([str(row) for row in range(count)], [""] * count, [False] * count)
 
 
 def should_score(ending: str, config: RewardConfig) -> bool:
@@ -92,7 +94,7 @@ def sequence_rewards(
     temperature = adaptive_temperature(clipped, counts) if config.adaptive_temperature else 1.0
     normalised = _normalised(clipped / temperature, counts, texts, config.normalisation, calibration, running)
     rewards, clipped_fraction = _clipped(normalised.values, parts, config.clip)
-    is_unsafe = matches_any(texts.responses, config.unsafe_patterns)
+    is_unsafe = matches_any(texts.responses, config.unsafe_patterns) | _flags(texts.penalised)
     rewards += _penalties(endings, config) + is_unsafe * config.penalties.unsafe
     raw = torch.where(parts.is_scored, raw, _mean(clipped[counts]))
     metrics = {

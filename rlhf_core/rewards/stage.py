@@ -63,7 +63,11 @@ def run_stage(runtime: Runtime, rollouts: StageRef, iteration: int) -> StageRef:
         _scores(runtime, frame, iteration),
         endings,
         config,
-        texts=ResponseTexts(frame["prompt_id"].tolist(), frame["response"].tolist()),
+        texts=ResponseTexts(
+            frame["prompt_id"].tolist(),
+            frame["response"].tolist(),
+            [isinstance(reason, str) for reason in frame["rejected_by"]],
+        ),
         calibration=calibration,
         running=running,
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from rlhf_core.config.rollout import RolloutConfig
 from rlhf_core.config.run import RunConfig
 from rlhf_core.control.max_new_tokens import max_new_tokens_controller
 from rlhf_core.data.events import record_event
+from rlhf_core.data.filter_timing import record_filter_timing
 from rlhf_core.data.prepared import POOL, prompt_pool
 from rlhf_core.data.prompt_pool import draw_prompts
 from rlhf_core.data.records import ROLLOUT_SCHEMA
@@ -23,13 +24,16 @@ from rlhf_core.data.store import (
     finished_stage,
     load_stage,
     stage_folder,
+    write_bytes,
     write_table,
 )
 from rlhf_core.errors import CannotLearn
 from rlhf_core.rollout.dynamic_sampling import sample_informative_groups
-from rlhf_core.rollout.rejection import Sampled, rejection_counts, sample_with_rejection
+from rlhf_core.rollout.metrics import acceptance_metrics, rollout_metrics
+from rlhf_core.rollout.rejecter import build_rejecter, rejecter_settings
+from rlhf_core.rollout.rejection import Rejecter, Sampled, sample_with_rejection
+from rlhf_core.rollout.replacement import preference_rows
 from rlhf_core.rollout.sampling import Place, SampleOrigin, Sampler, places_of
-from rlhf_core.rollout.text_statistics import distinct_fraction, repeated_ngram_fraction
 from rlhf_core.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -42,58 +46,86 @@ REJECTED = "rejected.parquet"
 def run_stage(runtime: Runtime, policy: CheckpointRef, iteration: int) -> StageRef:
     """Draw this iteration's prompts and sample responses from `policy`.
 
-    `rollouts.parquet` holds the kept rows, `rejected.parquet` every rejected sample; metrics are `rollout/…`.
+    `rollouts.parquet` holds the kept rows, `rejected.parquet` the rejected ones, `replaced.parquet` safe replies in
+    their place; such pairs stand in the run's `preferences/` as well. Metrics are `rollout/…`.
 
     Raises:
         CannotLearn: every response was rejected.
         NumericsError: the policy's logits are NaN or infinite (N05).
         OutOfMemory: memory ran out.
-        ConfigError: a banned pattern is no regular expression.
+        ConfigError: a word list, a file of replies or the safety classifier cannot be read.
     """
     final = runtime.folder.iteration(iteration) / "rollouts"
     key = _stage_key(runtime, policy, iteration)
     if stored := finished_stage(final, key):
         return stored
     places = _places(runtime, iteration)
-    config = rollout_config(runtime.config, policy.control)
+    config = rollout_config(runtime.config, policy.control, iteration)
     origin = SampleOrigin(runtime.config.seed, iteration, policy.step)
+    rejecter = build_rejecter(runtime)
     engine = runtime.rollout_engine(policy)
     with runtime.progress(f"iteration {iteration}: responses", len(places)) as bar:
         sampler = Sampler(engine, runtime.tokenizer, config, origin, bar.advance)
-        sampled, group_metrics = _sampled(runtime, sampler, places)
-    if sampled.kept.empty:
-        raise CannotLearn(
-            f"iteration {iteration}: all {len(places)} responses were rejected ({rejection_counts(sampled.rejected)}). "
-            "Look at what the policy writes; loosen rollout.rejection, or go back to an earlier checkpoint."
-        )
+        sampled, group_metrics = _sampled(runtime, sampler, places, rejecter)
+    _require_kept(sampled, len(places), iteration)
+    record_filter_timing(runtime.folder, iteration, rejecter.filters.texts, rejecter.filters.seconds)
+    _write_preferences(runtime, sampled.replaced, iteration)
     with stage_folder(final) as partial:
         write_table(partial / ROLLOUTS, sampled.kept, ROLLOUT_SCHEMA)
         write_table(partial / REJECTED, sampled.rejected, ROLLOUT_SCHEMA)
-        metrics = rollout_metrics(sampled, len(places)) | group_metrics | runtime.sync_metrics()
+        metrics = rollout_metrics(sampled, len(places)) | acceptance_metrics(sampled, rejecter.filters) | group_metrics
+        metrics |= runtime.sync_metrics()
         finish_stage(partial, key, rows=len(sampled.kept), metrics=metrics)
-    given_up = len(places) - len(sampled.kept)
+    _report_gaps(runtime, sampled, len(places), iteration)
+    return load_stage(final)
+
+
+def _require_kept(sampled: Sampled, places: int, iteration: int) -> None:
+    if not sampled.kept.empty:
+        return
+    is_cut = set(sampled.rejected["ending"]) == {"truncated"}
+    cut = " All of them hit the length limit: raise rollout.max_new_tokens (or its schedule)." if is_cut else ""
+    raise CannotLearn(
+        f"iteration {iteration}: all {places} responses were rejected ({sampled.rejection_counts}).{cut} "
+        "Look at what the policy writes; loosen rollout.rejection, or go back to an earlier checkpoint."
+    )
+
+
+def _write_preferences(runtime: Runtime, replaced: pd.DataFrame, iteration: int) -> None:
+    """The iteration's pairs, or none where a try before this one left some."""
+    path = runtime.folder.preferences / f"{iteration:06d}.jsonl"
+    rows = preference_rows(replaced)
+    if rows:
+        write_bytes(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _report_gaps(runtime: Runtime, sampled: Sampled, places: int, iteration: int) -> None:
+    given_up = places - len(sampled.kept)
     if given_up:
         record_event(
             runtime.folder,
             "rejected_responses",
-            f"{given_up} of {len(places)} places have no acceptable response: {rejection_counts(sampled.rejected)}.",
+            f"{given_up} of {places} places have no acceptable response: {sampled.rejection_counts}.",
             iteration=iteration,
             given_up=given_up,
         )
-    return load_stage(final)
 
 
-def rollout_config(config: RunConfig, control: ControlState) -> RolloutConfig:
-    """The settings of sampling, with responses as long as memory allows (F4)."""
-    limit = max_new_tokens_controller(config, control.max_new_tokens_cuts).value
+def rollout_config(config: RunConfig, control: ControlState, iteration: int) -> RolloutConfig:
+    """The settings of sampling, with responses as long as the schedule (K3) and memory (F4) allow."""
+    limit = max_new_tokens_controller(config, control.max_new_tokens_cuts, iteration).value
     return config.rollout.model_copy(update={"max_new_tokens": limit})
 
 
-def _sampled(runtime: Runtime, sampler: Sampler, places: list[Place]) -> tuple[Sampled, dict[str, float]]:
+def _sampled(
+    runtime: Runtime, sampler: Sampler, places: list[Place], rejecter: Rejecter
+) -> tuple[Sampled, dict[str, float]]:
     """All places' responses; with dynamic sampling those of uniform groups drawn anew."""
     dynamic = runtime.config.algorithm.dynamic_sampling
     if not dynamic.enabled:
-        return sample_with_rejection(sampler, places), {}
+        return sample_with_rejection(sampler, places, rejecter), {}
     reward, scorer = runtime.config.reward, runtime.scorer()
 
     def score(rows: pd.DataFrame) -> list[float]:
@@ -102,36 +134,10 @@ def _sampled(runtime: Runtime, sampler: Sampler, places: list[Place]) -> tuple[S
         scores = [float("nan")] * len(records)
         for i, found in zip(asked, scorer.score([records[i] for i in asked]) if asked else [], strict=True):
             scores[i] = found
-        return scores
+        penalised = [isinstance(row["rejected_by"], str) for row in records]
+        return [value + reward.penalties.unsafe * found for value, found in zip(scores, penalised, strict=True)]
 
-    return sample_informative_groups(sampler, places, score, max_attempts=dynamic.max_attempts)
-
-
-def rollout_metrics(sampled: Sampled, places: int) -> dict[str, float]:
-    """Metrics of one iteration's rollouts.
-
-    Args:
-        sampled: kept (not empty) and rejected rows.
-        places: responses wanted.
-    """
-    kept, rejected = sampled.kept, sampled.rejected
-    lengths = np.array([len(ids) for ids in kept["response_ids"]])
-    repeated = [repeated_ngram_fraction(ids) for ids in kept["response_ids"]]
-    by_reason = {f"rollout/rejected_{name}": float(count) for name, count in sorted(rejection_counts(rejected).items())}
-    return {
-        "rollout/response_tokens_mean": float(lengths.mean()),
-        "rollout/response_tokens_p95": float(np.percentile(lengths, 95)),
-        **{f"rollout/{name}_fraction": _share(kept, name) for name in ("natural", "early", "truncated")},
-        "rollout/acceptance_rate": len(kept) / (len(kept) + len(rejected)),
-        "rollout/attempts_mean": (len(kept) + len(rejected)) / places,
-        "rollout/repeated_ngram_fraction": float(np.mean(repeated)),
-        "rollout/distinct_2": distinct_fraction(kept["response_ids"].tolist(), 2),
-        **by_reason,
-    }
-
-
-def _share(rows: pd.DataFrame, ending: str) -> float:
-    return [str(found) for found in rows["ending"]].count(ending) / len(rows)
+    return sample_informative_groups(sampler, places, rejecter, score, max_attempts=dynamic.max_attempts)
 
 
 def _places(runtime: Runtime, iteration: int) -> list[Place]:
@@ -156,7 +162,10 @@ def _stage_key(runtime: Runtime, policy: CheckpointRef, iteration: int) -> Stage
             "prompts": file_sha256(runtime.folder.prompts / POOL),
         },
         settings={
-            "rollout": rollout_config(config, policy.control).model_dump(mode="json", exclude={"batch_size", "vllm"}),
+            "rollout": rollout_config(config, policy.control, iteration).model_dump(
+                mode="json", exclude={"batch_size": True, "vllm": True, "rejection": {"safety": {"batch_size"}}}
+            ),
+            "rejecter": rejecter_settings(config),
             **_server_settings(config.rollout),
             "domain_weights": config.data.domain_weights,
             "general_fraction": config.data.general_fraction,

@@ -20,6 +20,7 @@ from rlhf_core.data.prepared import ptx_documents
 from rlhf_core.data.ptx_stream import draw_documents
 from rlhf_core.data.records import SAMPLED_TENSORS
 from rlhf_core.data.refs import CheckpointRef, ControlState, StageRef
+from rlhf_core.data.replay import mix_replay, replay_documents
 from rlhf_core.data.store import RunFolder
 from rlhf_core.engines.protocols import ExperienceTensors, RolloutTensors
 from rlhf_core.errors import DataError
@@ -38,7 +39,7 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, experience: StageRef, ite
         NumericsError: the update is not to be trusted (ratio, KL or gradients).
         CheckpointError: the result does not verify.
     """
-    stored = _saved_before(runtime.folder, policy, experience, iteration)
+    stored = _saved_before(runtime, policy, experience, iteration)
     if stored is not None:
         return stored
     config = runtime.config
@@ -58,7 +59,7 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, experience: StageRef, ite
         "control/kl_coef": control.kl_coef,
         "control/ptx_coef": control.ptx_coef,
         "control/learning_rate_factor": control.learning_rate_factor,
-        "control/max_new_tokens": float(max_new_tokens_controller(config, control.max_new_tokens_cuts).value),
+        "control/max_new_tokens": float(next_max_new_tokens(config, control, iteration)),
     }
     ref = new_reference(runtime, iteration, control, metrics)
     return save_checkpoint(runtime, workers, ref, parent=policy.step, experience_sha256=experience.sha256)
@@ -89,9 +90,11 @@ def memory_answer(runtime: Runtime, control: ControlState, iteration: int) -> Co
     """Shorten the next iteration's responses where memory got scarce in this one, or restore them by a step (F4)."""
     if not runtime.config.memory.watch:
         return control
-    controller = max_new_tokens_controller(runtime.config, control.max_new_tokens_cuts)
-    before, use = controller.value, runtime.memory.take_peak()
-    after = controller.observe(use.share)
+    controller = max_new_tokens_controller(runtime.config, control.max_new_tokens_cuts, iteration)
+    use = runtime.memory.take_peak()
+    controller.observe(use.share)
+    answered = control.model_copy(update={"max_new_tokens_cuts": controller.state_dict()["cuts"]})
+    before, after = (next_max_new_tokens(runtime.config, state, iteration) for state in (control, answered))
     if after != before:
         record_event(
             runtime.folder,
@@ -104,7 +107,12 @@ def memory_answer(runtime: Runtime, control: ControlState, iteration: int) -> Co
             used_bytes=use.used_bytes,
             limit_bytes=use.limit_bytes,
         )
-    return control.model_copy(update={"max_new_tokens_cuts": controller.state_dict()["cuts"]})
+    return answered
+
+
+def next_max_new_tokens(config: RunConfig, control: ControlState, iteration: int) -> int:
+    """Length limit of the responses of the iteration after this one."""
+    return max_new_tokens_controller(config, control.max_new_tokens_cuts, iteration + 1).value
 
 
 def _record_halving(folder: RunFolder, metrics: Mapping[str, float], iteration: int) -> None:
@@ -146,20 +154,25 @@ def read_experience(path: Path) -> ExperienceTensors:
 
 
 def _documents(config: RunConfig, folder: RunFolder, control: ControlState, iteration: int) -> list[list[int]]:
-    """As much general text as the update can use; none where ptx is off."""
+    """As much general text as the update can use, safe replies among it (G3); none where ptx is off."""
     ptx = config.ppo.ptx
     if not ptx.enabled or not control.ptx_coef:
         return []
     steps = -(-config.optimizer_steps_in(iteration) // ptx.every_updates)
     count = steps * ptx.documents_per_update
-    return draw_documents(ptx_documents(folder), count=count, iteration=iteration, seed=config.seed)
+    general = draw_documents(ptx_documents(folder), count=count, iteration=iteration, seed=config.seed)
+    replacement = config.rollout.rejection.replacement
+    if not config.rollout.rejection.may_replace or not replacement.replay_share:
+        return general
+    replay = replay_documents(folder, iteration, replacement, ptx.max_tokens)
+    return mix_replay(general, replay, share=replacement.replay_share, iteration=iteration, seed=config.seed)
 
 
 def _saved_before(
-    folder: RunFolder, policy: CheckpointRef, experience: StageRef, iteration: int
+    runtime: Runtime, policy: CheckpointRef, experience: StageRef, iteration: int
 ) -> CheckpointRef | None:
     """The checkpoint that this very update left, if it is registered and whole."""
-    entry = Registry(folder).entry(iteration)
+    entry = Registry(runtime.folder, runtime.lock).entry(iteration)
     if entry is None or entry.status not in ("saved", "verified", "promoted"):
         return None
     is_same = entry.parent == policy.step and entry.experience_sha256 == experience.sha256

@@ -34,7 +34,8 @@ def another() -> None:
     """Has the run's name, and lives."""
 
 
-@pytest.mark.slow
+@pytest.mark.long_fault
+@pytest.mark.faults("SIGKILL of the flow's process: what the Prefect server still calls Running")
 @pytest.mark.timeout(600)
 def test_nothing_of_a_killed_process_stays_running_and_nothing_of_a_live_one_is_touched(own_server, client, tmp_path):
     notifications = {"urls_from": {"env": ["RLHF_TEST_URL"]}}

@@ -129,7 +129,7 @@ class RaisesInAnUpdate(RankActor):
         super()._watch(*models)
 
         def fail(*_: Any) -> None:
-            if self._place is not None and self._place.number == 1 and torch.is_grad_enabled():
+            if torch.is_grad_enabled() and self._rank.ranks.number == 1:
                 raise ZeroDivisionError("a fault of one rank")
 
         layers = [module for module in models[0].modules() if not list(module.children())]

@@ -17,17 +17,19 @@ from tests.e2e.test_deployment import background, call
 from tests.faults.injection import alive, wait_until
 from tests.flows.tiny_run import require_same_numbers, settings, write_config
 
+NAME = "tiny-under-a-worker"
+
 
 @pytest.mark.long_fault
 @pytest.mark.timeout(600)
 @pytest.mark.faults("SIGKILL of the Prefect worker while a deployment's run is at work")
 def test_a_worker_killed_under_a_run(own_server, world, tmp_path, measured):
-    home, folder = tmp_path / "runs", RunFolder(tmp_path / "runs" / "tiny")
+    home, folder = tmp_path / "runs", RunFolder(tmp_path / "runs" / NAME)
     slow = {"rounds": 1, "iterations_per_round": 6}
     config = write_config(tmp_path, settings(world, home, **slow))
     api = json.loads((Path(own_server["PREFECT_HOME"]) / STATE_FILE).read_text())["api_url"]
     environment = own_server | {"PREFECT_API_URL": api, "PREFECT_WORKER_QUERY_SECONDS": "1"}
-    parameters = ("--param", f"config={config}", "--param", "run_name=tiny")
+    parameters = ("--param", f"config={config}", "--param", f"run_name={NAME}")
     start = ("deployment", "run", "post-training/quickstart", *parameters)
     call(environment, "work-pool", "create", "rlhf", "--type", "process", "--overwrite")
     with background(environment, tmp_path / "worker.log", "worker", "start", "--pool", "rlhf") as worker:
@@ -53,8 +55,8 @@ def test_a_worker_killed_under_a_run(own_server, world, tmp_path, measured):
 
 
 def ended(api: str) -> list[str]:
-    """States of the ended flow runs named `tiny`."""
-    found = httpx.post(f"{api}/flow_runs/filter", json={"flow_runs": {"name": {"any_": ["tiny"]}}}).json()
+    """States of this test's ended flow runs; the server has others too."""
+    found = httpx.post(f"{api}/flow_runs/filter", json={"flow_runs": {"name": {"any_": [NAME]}}}).json()
     return [run["state"]["name"] for run in found if run["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED")]
 
 

@@ -161,4 +161,4 @@ def test_a_checkpoint_that_turns_out_damaged_costs_its_iterations_and_no_run(wor
     classes = [(one.iteration, one.error_class) for one in read_attempts(folder) if one.stage == "update"]
     assert classes == [(1, None), (2, "engine"), (2, "damaged_checkpoint"), (1, None), (2, None)]
     assert "checkpoint_fallback" in kinds(folder) and "gave_up" not in kinds(folder)
-    assert run_status(folder).state == "finished" and Registry(folder).last_step() == 2
+    assert run_status(folder).state == "finished" and Registry(folder).state.last_step() == 2

@@ -19,6 +19,8 @@ from rlhf_core.data.store import MANIFEST, RunFolder, write_json
 from rlhf_core.engines.transformers_rollout import TransformersRollout
 from rlhf_core.models.loading import load_policy, load_tokenizer
 from rlhf_core.rewards.scorers import build_scorer
+from rlhf_core.safety.build import build_safety
+from rlhf_core.safety.protocol import SafetyClassifier
 from tests.tiny_model import TinyWorld
 
 
@@ -50,6 +52,9 @@ class StageRuntime:
     def scorer(self) -> Any:
         self.scorer_calls += 1
         return build_scorer(self.config, self.folder, self.tokenizer, self.device)
+
+    def safety(self) -> SafetyClassifier:
+        return build_safety(self.config.rollout.rejection.safety, self.device)
 
     @contextmanager
     def progress(self, description: str, total: int) -> Generator[SilentBar]:

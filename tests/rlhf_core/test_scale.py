@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rlhf_core.scale import (
@@ -70,3 +72,28 @@ def test_a_decode_step_by_hand():
 def test_frozen_weights_and_transfers():
     assert frozen_bytes(GIB, 4) == GIB / 2
     assert transfer_seconds(10.0, bytes_per_second=4.0) == 2.5
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
+SHAPES = {
+    "70B": LLAMA_70B,
+    "7.6B": Shape(7.6e9, layers=28, hidden=3584, key_value_heads=4, head_dim=128, vocabulary=152_064),
+    "1.3B": Shape(1.3e9, layers=24, hidden=2048, key_value_heads=16, head_dim=128, vocabulary=50_304),
+}
+
+
+@pytest.mark.parametrize("label", SHAPES)
+def test_the_page_of_scale_shows_what_the_formulas_give(label):
+    """The memory table, to its last digit."""
+    row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| {label}, "))
+    name, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+    ranks, shape = int(name.split(", ")[1]), SHAPES[label]
+    expected = [
+        *(trained_bytes(shape.parameters, ranks, stage) for stage in range(4)),
+        trained_bytes(shape.parameters, ranks, 3, is_optimizer_offloaded=True),
+        frozen_bytes(shape.parameters, ranks),
+        activation_bytes(shape, 4096, logit_chunk_tokens=1024),
+    ]
+    for shown, wanted in zip(cells, expected, strict=True):
+        digits = len(shown.partition(".")[2])
+        assert float(shown.replace(",", "")) == pytest.approx(wanted / GIB, abs=0.51 * 10**-digits), label

@@ -23,7 +23,7 @@ PROCESSES.set_forkserver_preload([__name__, "transformers", "rlhf_core.workers.i
 def save_next(runtime: Runtime, policy: CheckpointRef) -> CheckpointRef:
     """Take one step with both optimizers and save the result."""
     workers: Any = runtime.for_update(policy)
-    step = Registry(runtime.folder).last_step() + 1
+    step = Registry(runtime.folder).state.last_step() + 1
     trainer = workers.trainer
     generator = torch.Generator().manual_seed(step)
     for model, optimizer in ((trainer.policy, trainer.actor_optimizer), (trainer.critic, trainer.critic_optimizer)):

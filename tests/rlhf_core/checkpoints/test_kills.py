@@ -23,7 +23,7 @@ KILLS = int(os.environ.get("RLHF_KILLS", "5"))
 
 @pytest.mark.faults("SIGKILL at random instants while saving")
 @pytest.mark.timeout(60 * max(5, KILLS))
-def test_a_kill_at_any_instant_leaves_the_last_reported_checkpoint_or_a_newer_one_whole(run_folder, tmp_path):
+def test_a_kill_at_any_instant_leaves_the_last_reported_checkpoint_or_a_newer_one_whole(run_folder, tmp_path, measured):
     report, generator = tmp_path / "report", random.Random(1)
     report.write_text("2\n")
     for kill in range(KILLS):
@@ -50,4 +50,5 @@ def test_a_kill_at_any_instant_leaves_the_last_reported_checkpoint_or_a_newer_on
         lock.release()
         left = {path.name for path in run_folder.checkpoints.iterdir() if not path.name.startswith("step-")}
         assert left == {"REGISTRY.json"}
+    measured(f"{KILLS} kills")
     assert int(report.read_text().split()[-1]) > 2

@@ -37,7 +37,7 @@ def act(folder: RunFolder, action: str, value: object, keep_last: int) -> None:
     current = registry.current()
     valid = [step for step, entry in state.checkpoints.items() if entry.status in VALID]
     if action == "add":
-        step = registry.last_step() + 1
+        step = registry.state.last_step() + 1
         shutil.rmtree(folder.checkpoints / f"step-{step:06d}", ignore_errors=True)
         entry = save(folder, step, current.step).model_copy(update={"status": value})
         registry.add(entry, keep_last=keep_last)

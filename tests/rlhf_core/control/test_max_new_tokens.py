@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.control.max_new_tokens import MaxNewTokens
+from rlhf_core.config.run import RunConfig
+from rlhf_core.control.max_new_tokens import MaxNewTokens, max_new_tokens_controller
 from rlhf_core.errors import ConfigError, NumericsError
 
 USES = st.lists(st.floats(0, 1.2), max_size=40)
@@ -63,3 +64,21 @@ def test_a_use_that_is_none_is_refused(use):
 def test_settings_that_cannot_steer_are_refused(changes):
     with pytest.raises(ConfigError):
         MaxNewTokens(64, **changes)
+
+
+def test_memorys_cuts_are_factors_on_the_scheduled_limit():
+    rollout = {"max_new_tokens": 128, "max_new_tokens_schedule": [[1, 32], [5, 128]]}
+    config = RunConfig.model_validate(
+        {
+            "name": "x",
+            "data": {"prompts": [{"path": "p"}]},
+            "model": {"policy": "m"},
+            "reward": {"scorer": "callable", "callable": {"path": "m:f"}},
+            "ppo": {"ptx": {"enabled": False}},
+            "rollout": rollout,
+        }
+    )
+    limits = {(n, cuts): max_new_tokens_controller(config, cuts, n).value for n in (1, 4, 5) for cuts in (0, 1, 9)}
+    assert limits == {
+        (1, 0): 32, (1, 1): 24, (1, 9): 16, (4, 0): 32, (4, 1): 24, (4, 9): 16, (5, 0): 128, (5, 1): 96, (5, 9): 16,
+    }  # fmt: skip

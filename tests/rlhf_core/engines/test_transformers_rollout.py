@@ -177,8 +177,8 @@ def test_sampling_that_runs_out_of_memory_goes_on_with_half_and_gives_the_same_r
     seen: list[int] = []
 
     def fail(module, inputs, output):
-        seen.append(len(output))
-        if len(output) > 2:
+        seen.append(output.shape[0] * output.shape[1])
+        if seen[-1] > 4:
             raise torch.OutOfMemoryError("no room")
 
     handle = model.get_input_embeddings().register_forward_hook(fail)
@@ -187,8 +187,23 @@ def test_sampling_that_runs_out_of_memory_goes_on_with_half_and_gives_the_same_r
     finally:
         handle.remove()
     assert [one.response_ids for one in found] == [one.response_ids for one in expected]
-    assert seen[0] == 5 and max(seen[1:]) == 2
+    assert seen[0] == 10 and max(seen[1:]) == 4
     assert (engine.batch.size, engine.batch.out_of_memory_count) == (2, 1)
+
+
+def test_no_padded_token_and_no_finished_row_goes_through_the_model(model, tokenizer, alone):
+    """P12: of each batch every distinct prompt is read once, then each row's tokens but the last."""
+    requests = requests_of(40, model.config.vocab_size)
+    seen: list[int] = []
+    handle = model.get_input_embeddings().register_forward_hook(lambda m, i, o: seen.append(o.shape[0] * o.shape[1]))
+    try:
+        TransformersRollout(model, tokenizer, batch_size=40).generate(requests, SAMPLING)
+    finally:
+        handle.remove()
+    prompts = {request.prompt_ids for request in requests}
+    assert len(prompts) < len(requests)
+    assert seen[0] == sum(len(prompt) for prompt in prompts)
+    assert sum(seen[1:]) == sum(len(one.response_ids) - 1 for one in alone)
 
 
 def test_only_special_tokens_of_the_generation_settings_end_a_response(model, tokenizer, monkeypatch):

@@ -352,3 +352,14 @@ def test_why_a_response_ended_comes_from_the_server_not_from_the_batch(fakes, po
         found = engine.generate(requests(4), Sampling(5, 1.0, ("!",)))
     assert [one.finish_reason for one in found] == ["length", "eos", "stop_sequence", "eos"]
     assert [len(one.response_ids) for one in found] == [5, 5, 4, 5]
+
+
+def test_a_client_that_was_closed_meanwhile_is_a_lost_server_and_no_crash(fakes, policy):
+    """Requests under way when our server is started anew end with their old client."""
+    (server,) = fakes()
+    with engine_on([server], policy) as engine:
+        client = engine._pool.servers[0].client
+        client.close()
+        assert not client.is_ready()
+        with pytest.raises(WorkerLost, match="cannot be reached"):
+            client.complete({"prompt": [1], "seed": 1})

@@ -55,7 +55,7 @@ def test_without_kl_and_values_the_return_of_every_token_is_the_score():
 
 @pytest.mark.parametrize(
     ("policy", "expected"),
-    [("bootstrap", [6.0, 6.0, 6.0]), ("penalty", [1.0, 1.0, 1.0]), ("kl_only", [5.0, 5.0, 5.0])],
+    [("bootstrap", [6.0, 6.0, 6.0]), ("penalty", [1.0, 1.0, 1.0]), ("kl_only", [6.0, 6.0, 6.0])],
 )
 def test_case_A5_what_a_cut_response_is_worth_follows_the_policy(policy, expected):
     experience, _ = built(endings=("truncated", "natural"), reward={"truncated_policy": policy})
@@ -138,3 +138,9 @@ def test_a_judgement_marks_the_truncated():
     judged = judgement([1.0, 2.0], ["truncated", "early"], ["a", "b"])
     assert isinstance(judged, Judgement)
     assert judged.is_truncated.tolist() == [True, False]
+
+
+def test_fluency_is_the_references_mean_log_prob_of_the_responses():
+    ref_logprobs = torch.tensor([[-1.0, -2.0, -3.0, 99.0], [-4.0, -5.0, 99.0, 99.0]])
+    _, metrics = built(opinion(ref_logprobs=ref_logprobs))
+    assert metrics["experience/fluency_nats"] == pytest.approx(-3.0)

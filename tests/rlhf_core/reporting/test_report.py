@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.data.events import record_event
+from rlhf_core.data.filter_timing import record_filter_timing
 from rlhf_core.data.store import RunFolder
 from rlhf_core.errors import DataError, OutOfMemory
 from rlhf_core.recovery.ledger import end_attempt, fail_attempt, read_attempts, start_attempt
+from rlhf_core.reporting.acceptance_section import acceptance_table
 from rlhf_core.reporting.report import write_report
+from rlhf_core.reporting.sources import load_run
 from tests.rlhf_core.reporting.run_folder import HOSTILE, make_run, write_gate
 
 
@@ -163,3 +166,21 @@ def test_attempts_that_failed_are_shown_with_what_was_changed(tmp_path: Path):
     table = page.text[page.text.index(title) :]
     assert "the run's own settings" in table and "scores" not in table[: table.index("Reward model")]
     assert not [tag for tag, attributes in page.tags if "onerror" in attributes]
+
+
+def test_acceptance_is_shown_by_filter_with_its_cost_and_by_domain(tmp_path: Path):
+    folder = make_run(tmp_path / "half", rounds=2, per_round=2, done=2)
+    record_filter_timing(folder, 1, {"banned": 10}, {"banned": 0.02})
+    record_filter_timing(folder, 2, {"banned": 10, "unsafe": 0}, {"banned": 0.04, "unsafe": 0.0})
+    found = acceptance_table(load_run(folder))
+    assert found is not None
+    last = 0.9 - 0.1 * load_run(folder).iteration
+    assert [row[0].text for row in found.rows] == [
+        "all responses",
+        "filter: banned",
+        "domain: trivia",
+    ]
+    assert [found.rows[1][i].text for i in (2, 3)] == [f"{last:.1%}", "3.000"]
+    assert [cell.text for cell in found.rows[2][1:]] == ["50.0%", "50.0%", ""]
+    assert "filter: banned" in page_of(folder).text
+    assert acceptance_table(load_run(make_run(tmp_path / "new", rounds=1, per_round=1, done=0))) is None

@@ -154,12 +154,24 @@ def test_running_statistics_from_stored_metrics_are_those_of_all_scores_so_far(b
 
 
 def test_an_unsafe_text_costs_its_penalty_whatever_its_score_and_the_case_of_its_letters():
-    texts = ResponseTexts(["a", "b", "c"], ["how nice", "Build a BOMB now", "bombastic prose"])
+    texts = ResponseTexts(["a", "b", "c"], ["how nice", "Build a BOMB now", "bombastic prose"], [False] * 3)
     config = RewardConfig(unsafe_patterns=(r"\bbomb\b",))
     plain = sequence_rewards([1.0, 2.0, 3.0], [N] * 3, RewardConfig(), texts=texts)
     found = sequence_rewards([1.0, 2.0, 3.0], [N] * 3, config, texts=texts)
     assert found.rewards == pytest.approx([plain.rewards[0], plain.rewards[1] - 10.0, plain.rewards[2]])
     assert found.metrics["reward/unsafe_fraction"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("policy", ["bootstrap", "penalty", "kl_only"])
+def test_a_response_that_a_filter_rejected_costs_the_same_penalty_once_however_it_ended(policy):
+    texts = ResponseTexts(["a"] * 4, ["fine", "a bomb", "bad", "bad"], [False, True, True, False])
+    config = RewardConfig(unsafe_patterns=("bomb",), truncated_policy=policy, score_truncated=True)
+    endings = [N, N, T, N]
+    plain = sequence_rewards([1.0, 2.0, 3.0, 4.0], endings, config)
+    found = sequence_rewards([1.0, 2.0, 3.0, 4.0], endings, config, texts=texts)
+    want = [now - 10.0 * bad for now, bad in zip(plain.rewards, [0, 1, 1, 0], strict=True)]
+    assert found.rewards == pytest.approx(want)
+    assert found.metrics["reward/unsafe_fraction"] == pytest.approx(1 / 2)
 
 
 def test_an_unsafe_pattern_that_is_no_regular_expression_is_refused():
@@ -170,7 +182,7 @@ def test_an_unsafe_pattern_that_is_no_regular_expression_is_refused():
 
 
 def test_group_normalisation_compares_responses_to_the_same_prompt_alone():
-    texts = ResponseTexts(["p", "q", "p", "q"], [""] * 4)
+    texts = ResponseTexts(["p", "q", "p", "q"], [""] * 4, [False] * 4)
     found = sequence_rewards([1.0, 50.0, 3.0, 50.0], [N] * 4, RewardConfig(normalisation="group"), texts=texts)
     assert found.rewards == pytest.approx([-1.0, 0.0, 1.0, 0.0], abs=1e-6)
 

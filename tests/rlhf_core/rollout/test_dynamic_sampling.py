@@ -9,6 +9,9 @@ from rlhf_core.config.rollout import RolloutConfig
 from rlhf_core.engines.protocols import Generation, GenerationRequest, Sampling
 from rlhf_core.errors import CannotLearn
 from rlhf_core.rollout.dynamic_sampling import sample_informative_groups
+from rlhf_core.rollout.filters import FilterChain, rule_filters
+from rlhf_core.rollout.rejection import Rejecter
+from rlhf_core.rollout.replacement import Replies
 from rlhf_core.rollout.sampling import Place, SampleOrigin, Sampler
 
 EOS = 9
@@ -33,12 +36,13 @@ class Seeded:
 def sampled(score, *, prompts: int = 8, samples: int = 2, max_attempts: int = 20):
     engine = Seeded()
     sampler = Sampler(engine, Digits(), RolloutConfig(), SampleOrigin(run_seed=3, iteration=1, policy_step=0))
+    rejecter = Rejecter(FilterChain(rule_filters(sampler.config.rejection)), Replies(("No.",), {}, Digits(), 3))
     places = [
         Place({"prompt_id": f"p{i}", "domain": "d", "prompt": "?", "prompt_ids": [1]}, sample)
         for i in range(prompts)
         for sample in range(samples)
     ]
-    return engine, *sample_informative_groups(sampler, places, score, max_attempts=max_attempts)
+    return engine, *sample_informative_groups(sampler, places, rejecter, score, max_attempts=max_attempts)
 
 
 def by_first_digit(rows: pd.DataFrame) -> list[float]:

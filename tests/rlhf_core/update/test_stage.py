@@ -203,7 +203,7 @@ def test_scarce_memory_shortens_the_next_responses_and_calm_restores_them_across
     control, limits = policy.control, []
     for iteration in range(1, 6):
         control = ControlState.model_validate_json(memory_answer(runtime, control, iteration).model_dump_json())
-        limits.append(rollout_config(runtime.config, control).max_new_tokens)
+        limits.append(rollout_config(runtime.config, control, iteration + 1).max_new_tokens)
     assert limits == [48, 36, 48, 64, 64]
     events = [event for event in read_events(runtime.folder) if event["kind"] == "memory_pressure"]
     assert [(event["facts"]["before"], event["facts"]["after"]) for event in events] == [

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf_core.engines.protocols import WorkerGroup
+from rlhf_core.data.collate import padded
+from rlhf_core.engines.protocols import Generation, GenerationRequest, RolloutTensors, Sampling, WorkerGroup
 from rlhf_core.errors import EngineError, OutOfMemory
 from rlhf_core.workers.inline import InlineWorkers
-from tests.rlhf_core.engines.trainer_case import CONTROL, CPU, random_experience, random_rollouts, run_config
+from tests.rlhf_core.engines.trainer_case import CONTROL, CPU, ppo, random_experience, random_rollouts, run_config
 from tests.tiny_model import make_tiny_model
 
 
@@ -32,6 +33,32 @@ def test_an_update_survives_save_and_load_through_the_protocol(model, tmp_path):
     assert torch.equal(other.evaluate_rollouts(rollouts).logprobs, workers.evaluate_rollouts(rollouts).logprobs)
     assert not torch.equal(other.evaluate_rollouts(rollouts).logprobs, said.logprobs)
     assert not other.policy_model().training
+
+
+def test_case_K06_ten_iterations_at_learning_rate_zero_leave_the_engines_mismatch_where_it_was(model):
+    """Sampling, evaluation and update in turns, on one policy; what the engine says never moves from the trainer."""
+    still = {"learning_rate": 0.0, "warmup_steps": 0}
+    workers = InlineWorkers(run_config(model, ppo=ppo(actor=still, critic=still)), CPU)
+    requests = [GenerationRequest(tuple(range(5, 7 + i)), seed=i) for i in range(8)]
+    found: list[list[Generation]] = []
+    mismatches: list[float] = []
+    for iteration in range(1, 11):
+        generations = workers.generate(requests, Sampling(max_new_tokens=8, temperature=1.0))
+        rollouts = rollouts_of(requests, generations)
+        said = workers.evaluate_rollouts(rollouts)
+        engine = torch.tensor([value for one in generations for value in one.logprobs])
+        found.append(generations)
+        mismatches.append(float((said.logprobs[rollouts.response_mask] - engine).abs().mean()))
+        experience = random_experience(workers.trainer, rollouts, seed=iteration)
+        workers.update(experience, [], CONTROL, iteration=iteration, seed=iteration)
+    assert all(generations == found[0] for generations in found)
+    assert mismatches == [mismatches[0]] * 10
+    assert mismatches[0] < 1e-6
+
+
+def rollouts_of(requests: list[GenerationRequest], generations: list[Generation]) -> RolloutTensors:
+    prompts = padded([list(one.prompt_ids) for one in requests], 0, is_left=True)
+    return RolloutTensors(*prompts, *padded([list(one.response_ids) for one in generations], 0))
 
 
 def test_closed_workers_say_so(model):
