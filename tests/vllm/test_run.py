@@ -53,7 +53,7 @@ def test_a_run_learns_from_what_vllm_samples_and_the_mismatch_stays_small(enviro
     assert len(list((tmp_path / "tiny" / "logs").glob("vllm-*.log"))) == 1, "one start for the whole run"
 
 
-def test_at_learning_rate_0_the_mismatch_stays_at_its_first_value(environment, tmp_path):
+def test_case_K06_at_learning_rate_0_the_mismatch_stays_at_its_first_value(environment, tmp_path):
     """Case K06 with vLLM."""
     found = [row["experience/engine_mismatch_nats"] for row in rows(tmp_path, environment, 0.0)]
     print(f"mismatch by iteration: {found}")

@@ -135,7 +135,7 @@ def test_garbage_without_end_is_a_typed_error_that_a_retry_may_heal(kind, fakes,
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf, None, -9999.0])
-def test_logprobs_that_are_no_numbers_name_the_request(value, fakes, policy):
+def test_case_N05_logprobs_that_are_no_numbers_name_the_request(value, fakes, policy):
     (server,) = fakes()
 
     def bad(server, body, good):
@@ -332,8 +332,7 @@ def test_what_cannot_be_asked_for_is_refused(fakes, policy):
     assert not server.asked
 
 
-def test_why_a_response_ended_comes_from_the_server_not_from_the_batch(fakes, policy):
-    """Case E06: one response hit the limit, a longer one ended by EOS; and E03, a stop text."""
+def test_case_E06_why_a_response_ended_comes_from_the_server_not_from_the_batch(fakes, policy):
     (server,) = fakes()
     ends = {
         0: {"token_ids": [3] * 5, "finish_reason": "length", "stop_reason": None},
@@ -363,3 +362,14 @@ def test_a_client_that_was_closed_meanwhile_is_a_lost_server_and_no_crash(fakes,
         assert not client.is_ready()
         with pytest.raises(WorkerLost, match="cannot be reached"):
             client.complete({"prompt": [1], "seed": 1})
+
+
+def test_case_E03_a_stop_text_is_a_natural_end_and_another_text_is_garbage(fakes, policy):
+    (server,) = fakes()
+    server.answer = changed(token_ids=[3, 4, 5], stop_reason="User:")
+    with engine_on([server], policy, request_retries=0) as engine:
+        engine.sync(policy)
+        (found,) = engine.generate(requests(1), Sampling(8, 1.0, ("User:",)))
+        assert found.finish_reason == "stop_sequence" and server.asked[-1]["stop"] == ["User:"]
+        with pytest.raises(BadAnswer, match="stop_reason='User:'"):
+            engine.generate(requests(1), Sampling(8, 1.0, ("Human:",)))

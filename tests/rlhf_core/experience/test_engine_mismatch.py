@@ -24,7 +24,7 @@ def mismatches(home, world, *, learning_rate: float, iterations: int) -> list[fl
     return [json.loads(line)["experience/engine_mismatch_nats"] for line in lines]
 
 
-def test_at_learning_rate_0_the_mismatch_stays_at_its_first_value(tmp_path):
+def test_case_K06_at_learning_rate_0_the_mismatch_stays_at_its_first_value(tmp_path):
     found = mismatches(tmp_path, make_tiny_world(tmp_path / "world"), learning_rate=0.0, iterations=10)
     assert len(found) == 10
     assert max(found) < 1e-6
