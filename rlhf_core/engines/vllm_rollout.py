@@ -45,6 +45,11 @@ class VllmRollout:
         limits = PoolLimits(rollout.batch_size, self.settings.request_retries, self.settings.restarts)
         self._pool = ServerPool([Server(self._client(url)) for url in self.settings.urls], limits, self._revive)
 
+    @property
+    def urls(self) -> list[str]:
+        """The servers' addresses; ours is there after the first sync."""
+        return [server.client.url for server in self._pool.servers]
+
     def sync(self, policy: CheckpointRef) -> None:
         """Give every server the checkpoint's weights and see that it answers as the checkpoint does.
 
