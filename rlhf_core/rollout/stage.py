@@ -73,6 +73,7 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, iteration: int) -> StageR
     with stage_folder(final) as partial:
         write_table(partial / ROLLOUTS, sampled.kept, ROLLOUT_SCHEMA)
         write_table(partial / REJECTED, sampled.rejected, ROLLOUT_SCHEMA)
+        write_table(partial / REPLACED, sampled.replaced, REPLACED_SCHEMA)
         metrics = rollout_metrics(sampled, len(places)) | acceptance_metrics(sampled, rejecter.filters) | group_metrics
         metrics |= runtime.sync_metrics()
         finish_stage(partial, key, rows=len(sampled.kept), metrics=metrics)
