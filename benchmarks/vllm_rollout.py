@@ -3,7 +3,7 @@
 Usage: python benchmarks/vllm_rollout.py MODEL_FOLDER [--environment DIR] [--requests 64] [--tokens 64] [--rounds 5]
 
 Prints tokens a second of each, and their ratio: what our requests' checks, thread pool and canary cost. The rounds
-alternate, and the median of the rounds' ratios counts, so that a drift of the machine hits both. Run it on a quiet machine.
+alternate, and the median of their ratios counts, so that a drift of the machine hits both. Run it on a quiet machine.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from rlhf_core.data.events import record_event
 from rlhf_core.data.filter_timing import record_filter_timing
 from rlhf_core.data.prepared import POOL, prompt_pool
 from rlhf_core.data.prompt_pool import draw_prompts
-from rlhf_core.data.records import ROLLOUT_SCHEMA
+from rlhf_core.data.records import REPLACED_SCHEMA, ROLLOUT_SCHEMA
 from rlhf_core.data.refs import CheckpointRef, ControlState, StageRef
+from rlhf_core.data.replay import REPLACED
 from rlhf_core.data.store import (
     MANIFEST,
     StageKey,

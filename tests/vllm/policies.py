@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
+from rlhf_core.config.models import ModelConfig
 from rlhf_core.data.refs import CheckpointRef, ControlState
 from rlhf_core.data.store import MANIFEST, file_sha256, write_json
+from rlhf_core.models.loading import load_policy
+from rlhf_core.models.packed_attention import use_packed_attention
 from rlhf_core.models.scoring import micro_inference
 from rlhf_core.quickstart.base_model import BaseModelSettings, llama_config
 from rlhf_core.quickstart.tokenizer import build_tokenizer, words_of
@@ -31,12 +34,13 @@ def random_policy() -> tuple[Any, Any]:
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.mul_(4)
+    use_packed_attention(model)
     return model, tokenizer
 
 
 def stored_policy(folder: Path) -> tuple[Any, Any]:
     """A model that is there."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+    model = load_policy(folder, ModelConfig(policy=str(folder)), torch.device("cpu"))
     return model, AutoTokenizer.from_pretrained(folder)
 
 
