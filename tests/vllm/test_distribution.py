@@ -14,6 +14,8 @@ from tests.vllm.policies import save_policy, trainer_logprobs
 TEXTS = ("The best way to learn is", "Once upon a time", "I think that")
 RESPONSES = 2000
 TOKENS = 4
+STOPS = (" the", ",", ".")
+"""So that lengths differ."""
 PERMUTATIONS = 2000
 
 
@@ -53,7 +55,9 @@ def test_two_thousand_responses_of_each_engine_do_not_differ(engines):
     ours = [GenerationRequest(chosen[seed % len(chosen)], seed) for seed in range(RESPONSES)]
     theirs = [GenerationRequest(request.prompt_ids, request.seed + 10**6) for request in ours]
     torch.set_num_threads(1)
-    samples = vllm.generate(ours, Sampling(TOKENS, 1.0)), transformers.generate(theirs, Sampling(TOKENS, 1.0))
+    sampling = Sampling(TOKENS, 1.0, STOPS)
+    samples = vllm.generate(ours, sampling), transformers.generate(theirs, sampling)
+    assert len({len(one.response_ids) for one in samples[0]}) == TOKENS
     groups = [index % len(chosen) for index in range(RESPONSES)]
     rng = np.random.default_rng(0)
     for name, key in (
