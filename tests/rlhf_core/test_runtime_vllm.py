@@ -8,7 +8,8 @@ from rlhf_core.checkpoints.stage import start_policy
 from rlhf_core.config.run import RunConfig
 from rlhf_core.data import prepare
 from rlhf_core.data.store import read_table
-from rlhf_core.errors import RunFolderError, StaleEngine
+from rlhf_core.engines.protocols import Sampling
+from rlhf_core.errors import EngineError, RunFolderError, StaleEngine
 from rlhf_core.evaluation.stage import run_baseline
 from rlhf_core.recovery.changed_settings import accepted_changes
 from rlhf_core.rollout.stage import REJECTED, ROLLOUTS, run_stage
@@ -67,8 +68,10 @@ def test_a_stale_server_leaves_no_rollouts(runtime):
 def test_after_a_drop_the_servers_are_given_the_weights_again(runtime):
     opened, server = runtime
     policy = policy_of(opened, server)
-    opened.rollout_engine(policy)
+    engine = opened.rollout_engine(policy)
     opened.drop()
+    with pytest.raises(EngineError, match="is closed"):
+        engine.generate([], Sampling(1, 1.0))
     assert opened.sync_metrics() == {} and opened.take_sync_seconds() == []
     opened.rollout_engine(policy)
     assert server.calls.count("/collective_rpc") == 2

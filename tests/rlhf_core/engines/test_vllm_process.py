@@ -109,6 +109,8 @@ def test_when_a_part_is_killed_the_rest_ends(victim, launch):
     while process.is_alive and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not process.is_alive
+    if victim == "server":
+        wait_until_gone(group)
     process.close()
     wait_until_gone(group)
 

@@ -50,6 +50,17 @@ def test_each_request_gets_its_own_response_in_order_from_either_server(fakes, p
     assert all(server.most_busy <= 4 for server in servers)
 
 
+def test_the_least_busy_server_is_asked_and_none_beyond_its_limit(fakes, policy):
+    first, second = fakes(2, slowness_seconds=0.3)
+    with engine_on([first, second], policy, batch_size=8) as engine:
+        engine.sync(policy)
+        engine.generate(requests(8), SAMPLING)
+        assert len(first.asked) == len(second.asked) == 4
+        engine._pool.put_out(engine._pool.servers[0], "away")
+        engine.generate(requests(24), SAMPLING)
+        assert second.most_busy == 8
+
+
 def test_a_slow_server_gets_less_to_do(fakes, policy):
     slow, quick = fakes(2)
     slow.slowness_seconds, quick.slowness_seconds = 0.4, 0.01
@@ -234,6 +245,18 @@ def test_one_stale_server_among_several_is_refused_before_anything_is_sampled(fa
             engine.generate(requests(1), SAMPLING)
     assert not good.asked and not stale.asked
     assert is_retryable(caught.value)
+
+
+def test_a_failed_sync_leaves_no_engine_at_the_policy_before(fakes, policy, tmp_path):
+    (server,) = fakes()
+    with engine_on([server], policy) as engine:
+        engine.sync(policy)
+        server.canary = [logprob - 1 for logprob in CANARY]
+        with pytest.raises(StaleEngine):
+            engine.sync(make_policy(tmp_path, step=2))
+        with pytest.raises(EngineError, match="no policy yet"):
+            engine.generate(requests(1), SAMPLING)
+    assert not server.asked
 
 
 def test_a_small_difference_is_measured_and_allowed(fakes, policy):
