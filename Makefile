@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 TORCH ?= torch==2.13.0
 ORACLES := .cache/oracles
 
-.PHONY: help env quickstart test faults test-oracles check lint types contracts report clean mutants
+.PHONY: help env quickstart test faults vllm test-oracles check lint types contracts report clean mutants
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
@@ -29,6 +29,11 @@ test: $(STAMP) ## the test suite
 
 faults: $(STAMP) ## every fault that a run must survive, injected: a line each (half an hour)
 	RLHF_KILLS=$${RLHF_KILLS:-20} $(BIN)/python -m pytest -m faults
+
+vllm: $(STAMP) ## the vLLM engine against a real vLLM, whose environment is made in .cache (some GB)
+	$(BIN)/rlhf setup-vllm --into .cache/vllm
+	$(BIN)/rlhf fetch-model smollm2
+	$(BIN)/python -m pytest -m vllm -rs tests/vllm
 
 test-oracles: $(ORACLES)/.ready ## our formulas against those of verl and torchrl (optional; installs them in .cache)
 	$(ORACLES)/venv/bin/python -m pytest tests/oracles

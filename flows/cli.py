@@ -126,6 +126,17 @@ def fetch_model(
     print(fetch(model, into))
 
 
+@app.command("setup-vllm")
+def setup_vllm(
+    into: Annotated[Path | None, typer.Option(help="folder for the environment; default: where runs look")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+) -> None:
+    """Make vLLM's own environment, for rollout.engine=vllm; some GB and minutes."""
+    from rlhf_core.engines.vllm_environment import default_environment, setup_environment
+
+    print(setup_environment(into or default_environment(), device))
+
+
 @app.command()
 def version() -> None:
     """Print the version."""

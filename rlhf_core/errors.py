@@ -13,6 +13,8 @@
     ├── EngineError            an engine broke; a fresh one may work
     │   ├── OutOfMemory        memory ran out
     │   ├── WorkerLost         a training rank or its machine is gone
+    │   │   └── RolloutServerLost  no rollout server answers; time or an operator may heal it
+    │   ├── StaleEngine        a rollout server does not answer as the policy does; nothing was sampled from it
     │   ├── CommunicationTimeout  ranks waited for each other too long
     │   └── Stalled            no step was taken for too long
     ├── RemoteScorerError      a remote scorer did not answer; time may heal it
@@ -84,6 +86,14 @@ class OutOfMemory(EngineError):
 
 
 class WorkerLost(EngineError):
+    pass
+
+
+class RolloutServerLost(WorkerLost):
+    pass
+
+
+class StaleEngine(EngineError):
     pass
 
 

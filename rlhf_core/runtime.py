@@ -11,23 +11,12 @@ import logging
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.config.load import dump_config
@@ -37,8 +26,10 @@ from rlhf_core.data.refs import CheckpointRef
 from rlhf_core.data.store import MANIFEST, RunFolder, disk_errors, write_bytes, write_json
 from rlhf_core.engines.memory_use import MemoryWatch, memory_reader
 from rlhf_core.engines.protocols import RolloutEngine, Scorer, WorkerGroup
+from rlhf_core.engines.vllm_rollout import VllmRollout
 from rlhf_core.errors import ConfigError, RunFolderError
 from rlhf_core.models.loading import load_tokenizer
+from rlhf_core.progress import ProgressBar, progress_bar
 from rlhf_core.recovery.changed_settings import accepted_changes
 from rlhf_core.recovery.lock import RunLock, acquire_lock
 from rlhf_core.recovery.plan import Plan
@@ -49,17 +40,6 @@ from rlhf_core.workers.inline import InlineWorkers
 
 logger = logging.getLogger(__name__)
 _SFT_CHECKPOINT = "step-000000"
-
-
-@dataclass(frozen=True)
-class ProgressBar:
-    """One bar; `advance` moves it."""
-
-    bars: Progress
-    task_id: TaskID
-
-    def advance(self, n: int = 1) -> None:
-        self.bars.advance(self.task_id, n)
 
 
 class Runtime:
@@ -75,6 +55,7 @@ class Runtime:
         self._state: Path | None = None
         self._scorer: Scorer | None = None
         self._safety: SafetyClassifier | None = None
+        self._vllm: VllmRollout | None = None
         if config.compute.threads is not None:
             torch.set_num_threads(config.compute.threads)
         seed_everything(config.seed, deterministic=config.compute.deterministic)
@@ -134,7 +115,23 @@ class Runtime:
 
     def rollout_engine(self, policy: CheckpointRef) -> RolloutEngine:
         """An engine that samples from the checkpoint's policy."""
-        return self.at(policy)
+        if self.config.rollout.engine == "transformers":
+            return self.at(policy)
+        if self._vllm is None:
+            self._vllm = VllmRollout(self.config.rollout, self.tokenizer, self.folder.path / "logs")
+        self._vllm.sync(policy)
+        return self._vllm
+
+    def sync_metrics(self) -> dict[str, float]:
+        """What the last transfer of weights to the rollout servers measured; nothing where there are none."""
+        return {} if self._vllm is None else {"rollout/canary_nats": self._vllm.canary_nats}
+
+    def take_sync_seconds(self) -> list[float]:
+        """The durations of the transfers of weights since this was last asked."""
+        if self._vllm is None:
+            return []
+        taken, self._vllm.sync_seconds = self._vllm.sync_seconds, []
+        return taken
 
     def scorer(self) -> Scorer:
         """The accepted reward model, or the configured callable."""
@@ -160,7 +157,10 @@ class Runtime:
         """Forget all engines; what they had not saved is lost, as after a crash."""
         if self._workers is not None:
             self._workers.close()
-        self._workers, self._state, self._scorer, self._safety = None, None, None, None
+        if self._vllm is not None:
+            self._vllm.close()
+        self._workers, self._state, self._vllm = None, None, None
+        self._scorer, self._safety = None, None
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -174,18 +174,8 @@ class Runtime:
     @contextmanager
     def progress(self, description: str, total: int) -> Generator[ProgressBar]:
         """A progress bar on stderr; silent when the output is no terminal."""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        console = Console(stderr=True)
-        with Progress(
-            *columns, console=console, transient=True, disable=not (self.show_progress and console.is_terminal)
-        ) as bars:
-            yield ProgressBar(bars, bars.add_task(description, total=total))
+        with progress_bar(description, total, is_shown=self.show_progress) as bar:
+            yield bar
 
     def close(self) -> None:
         """Release engines and lock; a local Ray ends."""

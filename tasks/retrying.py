@@ -97,6 +97,8 @@ def engines(run: Run, stage: str, iteration: int = 0) -> Generator[Runtime]:
     end_attempt(runtime.folder, attempt, "ok")
     memory = runtime.memory.note() if runtime.config.memory.watch else None
     record_timing(runtime.folder, iteration, stage, time.perf_counter() - started, memory)
+    for seconds in runtime.take_sync_seconds():
+        record_timing(runtime.folder, iteration, f"{stage}: weights to the servers", seconds)
 
 
 def on_failure(run: Run, failed: Attempt, following: str) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from rlhf_core.config.base import StrictConfig
 from rlhf_core.config.rejection import RejectionConfig
 from rlhf_core.config.schedules import StepSchedule, size_at
+from rlhf_core.config.vllm import VllmConfig
 
 
 class ExplorationConfig(StrictConfig):
@@ -25,7 +26,8 @@ class ExplorationConfig(StrictConfig):
 class RolloutConfig(StrictConfig):
     """One iteration's sampling."""
 
-    engine: Literal["transformers"] = Field(default="transformers", description="generation engine")
+    engine: Literal["transformers", "vllm"] = Field(default="transformers", description="generation engine")
+    vllm: VllmConfig = Field(default_factory=VllmConfig)
     prompts_per_iteration: int = Field(default=32, ge=1, description="prompts drawn for one iteration")
     prompts_schedule: StepSchedule = Field(
         default=(), description="[first iteration, prompts_per_iteration from there on], rising (P8)"
@@ -45,7 +47,7 @@ class RolloutConfig(StrictConfig):
     top_p: float = Field(default=1.0, description="1 alone: sampling keeps the whole vocabulary (K02)")
     top_k: int | None = Field(default=None, description="None alone, for the same reason")
     stop_strings: tuple[str, ...] = Field(default=(), description="texts that end a response naturally, as EOS does")
-    batch_size: int = Field(default=32, ge=1, description="responses generated together")
+    batch_size: int = Field(default=32, ge=1, description="responses generated together (vllm: on each server)")
     min_response_tokens: int = Field(
         default=5, ge=0, description="fewer tokens, EOS included, count as an early end (A5)"
     )
@@ -59,6 +61,10 @@ class RolloutConfig(StrictConfig):
     def samples_in(self, iteration: int) -> int:
         """Responses per prompt in that iteration."""
         return size_at(self.samples_schedule, iteration, default=self.samples_per_prompt)
+
+    def responses_per_call(self, wanted: int) -> int:
+        """How many of the wanted responses the engine is asked for at once: servers batch by themselves."""
+        return max(1, wanted) if self.engine == "vllm" else self.batch_size
 
     def max_new_tokens_in(self, iteration: int) -> int:
         """Length limit of a response in that iteration, where memory suffices."""
@@ -79,6 +85,22 @@ class RolloutConfig(StrictConfig):
                 f"rollout.top_p={self.top_p} and rollout.top_k={self.top_k} cut the vocabulary that is sampled from, "
                 "but the update's log-probs are over all of it: the ratio would not be 1 before the first step, and "
                 "the gradient biased. Leave both out and lower rollout.temperature, which both sides follow."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_can_do_it(self) -> Self:
+        if self.engine == "vllm" and self.exploration.iterations and self.exploration.noise_std:
+            raise ValueError(
+                f"rollout.exploration.iterations={self.exploration.iterations} asks for noise on the logits, which a "
+                "vLLM server cannot add per response and report the log-probs of. Set it to 0, or take "
+                "rollout.engine=transformers."
+            )
+        needed = self.max_prompt_tokens + self.max_new_tokens
+        if self.vllm.max_model_len is not None and self.vllm.max_model_len < needed:
+            raise ValueError(
+                f"rollout.vllm.max_model_len={self.vllm.max_model_len} is below max_prompt_tokens + max_new_tokens = "
+                f"{needed}. Leave it out, or set it to {needed} or more."
             )
         return self
 

@@ -79,11 +79,15 @@ def micro_inference(model: nn.Module) -> list[float]:
     """Log-probs in nats that the model gives to each next token of a fixed token sequence (F2)."""
     device = next(model.parameters()).device
     config: Any = model.config
-    vocabulary = int(config.vocab_size)
-    ids = (torch.arange(_PROBE_TOKENS + 1, device=device) * 7919 + 11) % vocabulary
+    ids = torch.tensor(probe_ids(int(config.vocab_size)), device=device)
     output: Any = model(input_ids=ids[None, :-1])
     logprobs: Tensor = torch.log_softmax(output.logits[0].float(), dim=-1)
     return logprobs.gather(1, ids[1:, None])[:, 0].tolist()
+
+
+def probe_ids(vocabulary: int) -> list[int]:
+    """The fixed token sequence of the micro-inference, for a vocabulary of that many tokens."""
+    return [(place * 7919 + 11) % vocabulary for place in range(_PROBE_TOKENS + 1)]
 
 
 _PROBE_TOKENS = 16

@@ -11,7 +11,21 @@ from rlhf_core.data.store import RunFolder
 from rlhf_core.errors import RunFolderError
 
 GATE = "reward_model.gate."
-FREE = ("recovery.", "notifications.", "cluster.")
+_SERVERS = tuple(
+    f"rollout.vllm.{name}"
+    for name in (
+        "urls",
+        "environment",
+        "kv_cache_gib",
+        "threads",
+        "request_",
+        "restarts",
+        "start_",
+        "sync_",
+        "api_key_",
+    )
+)
+FREE = ("recovery.", "notifications.", "cluster.", *_SERVERS)
 """These change no result (`cluster.` but for rounding; a checkpoint fits any ranks): they may change at any start."""
 
 

@@ -26,6 +26,8 @@ ErrorClass: TypeAlias = Literal[
 
 _OURS: tuple[tuple[type[errors.RlhfError], ErrorClass], ...] = (
     (errors.OutOfMemory, "out_of_memory"),
+    (errors.RolloutServerLost, "remote"),  # no setting of the training has to do with it
+    (errors.StaleEngine, "remote"),
     (errors.WorkerLost, "worker_lost"),
     (errors.CommunicationTimeout, "communication_timeout"),
     (errors.Stalled, "stalled"),

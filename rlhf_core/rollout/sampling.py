@@ -62,8 +62,9 @@ class Sampler:
         """
         rows: dict[int, dict[str, Any]] = {}
         by_length = sorted(range(len(places)), key=lambda i: (-len(places[i].prompt["prompt_ids"]), i))
-        for start in range(0, len(places), self.config.batch_size):
-            indices = by_length[start : start + self.config.batch_size]
+        step = self.config.responses_per_call(len(places))
+        for start in range(0, len(places), step):
+            indices = by_length[start : start + step]
             chosen = [places[i] for i in indices]
             seeds = [self._seed(place, attempt) for place in chosen]
             for i, seed, generation in zip(indices, seeds, self._generate(chosen, seeds), strict=True):

@@ -77,6 +77,7 @@ def run_stage(runtime: Runtime, policy: CheckpointRef, iteration: int) -> StageR
         write_table(partial / REJECTED, sampled.rejected, ROLLOUT_SCHEMA)
         write_table(partial / REPLACED, sampled.replaced, REPLACED_SCHEMA)
         metrics = rollout_metrics(sampled, len(places)) | acceptance_metrics(sampled, rejecter.filters) | group_metrics
+        metrics |= runtime.sync_metrics()
         finish_stage(partial, key, rows=len(sampled.kept), metrics=metrics)
     _report_gaps(runtime, sampled, len(places), iteration)
     return load_stage(final)
@@ -162,9 +163,10 @@ def _stage_key(runtime: Runtime, policy: CheckpointRef, iteration: int) -> Stage
         },
         settings={
             "rollout": rollout_config(config, policy.control, iteration).model_dump(
-                mode="json", exclude={"batch_size": True, "rejection": {"safety": {"batch_size"}}}
+                mode="json", exclude={"batch_size": True, "vllm": True, "rejection": {"safety": {"batch_size"}}}
             ),
             "rejecter": rejecter_settings(config),
+            **_server_settings(config.rollout),
             "domain_weights": config.data.domain_weights,
             "general_fraction": config.data.general_fraction,
             "autocast": config.model.autocast,
@@ -173,6 +175,13 @@ def _stage_key(runtime: Runtime, policy: CheckpointRef, iteration: int) -> Stage
             "iteration": iteration,
         },
     )
+
+
+def _server_settings(rollout: RolloutConfig) -> dict[str, Any]:
+    """What of the servers' settings decides what they sample; where they are does not."""
+    if rollout.engine == "transformers":
+        return {}
+    return {"vllm": {"dtype": rollout.vllm.dtype, "extra_arguments": rollout.vllm.extra_arguments}}
 
 
 def _dynamic_sampling_settings(runtime: Runtime) -> dict[str, Any] | None:

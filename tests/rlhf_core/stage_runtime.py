@@ -46,6 +46,9 @@ class StageRuntime:
         model = load_policy(self.config.model.policy, self.config.model, self.device)
         return TransformersRollout(model, self.tokenizer, batch_size=self.config.rollout.batch_size)
 
+    def sync_metrics(self) -> dict[str, float]:
+        return {}
+
     def scorer(self) -> Any:
         self.scorer_calls += 1
         return build_scorer(self.config, self.folder, self.tokenizer, self.device)

@@ -27,6 +27,8 @@ HEALED = {
     "EngineError",
     "OutOfMemory",
     "WorkerLost",
+    "RolloutServerLost",
+    "StaleEngine",
     "CommunicationTimeout",
     "Stalled",
     "RemoteScorerError",

@@ -18,6 +18,8 @@ OURS = {
     errors.KlCollapse: "kl_collapse",
     errors.CommunicationTimeout: "communication_timeout",
     errors.WorkerLost: "worker_lost",
+    errors.RolloutServerLost: "remote",
+    errors.StaleEngine: "remote",
     errors.Stalled: "stalled",
     errors.EngineError: "engine",
     errors.CheckpointError: "damaged_checkpoint",
