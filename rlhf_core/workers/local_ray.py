@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,6 +18,10 @@ from ray.util.placement_group import placement_group
 
 from rlhf_core.config.run import RunConfig
 from rlhf_core.errors import ConfigError, EngineError
+from rlhf_core.workers import ray_guardian
+
+_guardians: list[subprocess.Popen[bytes]] = []
+"""The one of this process, while it has a local Ray."""
 
 
 def connect(config: RunConfig) -> None:
@@ -39,9 +44,11 @@ def connect(config: RunConfig) -> None:
         }
     try:
         with _own_answer_to_sigterm():
+            if cluster.address is None:
+                _guard()
             ray.init(**options, log_to_driver=False, logging_level=logging.WARNING, configure_logging=False)
     except Exception as error:  # Ray raises a bare one where its processes come up too late
-        ray.shutdown()
+        disconnect()
         where = "a local Ray could not be started" if cluster.address is None else f"no Ray at {cluster.address}"
         raise EngineError(
             f"{where}: {error}. Start one (`ray start --head`) and give cluster.address, or leave that out: a local "
@@ -75,8 +82,16 @@ def reserve(config: RunConfig) -> Any:
 
 def disconnect() -> None:
     """Leave the cluster; a local one ends."""
-    if ray.is_initialized():
-        ray.shutdown()
+    ray.shutdown()
+    while _guardians:
+        guardian = _guardians.pop()
+        guardian.terminate()
+        guardian.wait()
+
+
+def _guard() -> None:
+    if not _guardians:
+        _guardians.append(ray_guardian.start())
 
 
 @contextmanager
