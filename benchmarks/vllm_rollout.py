@@ -38,7 +38,7 @@ def checkpoint(model_folder: Path, root: Path) -> CheckpointRef:
     write_json(root / "state.json", {"micro_inference": micro_inference(model)})
     files = {f"policy/{path.name}": {"sha256": file_sha256(path)} for path in (root / "policy").iterdir()}
     write_json(root / MANIFEST, {"files": files})
-    return CheckpointRef(step=0, path=root, control=ControlState(kl_coef=0.0, ptx_coef=0.0))
+    return CheckpointRef(step=0, path=root, control=ControlState(kl_coef=0.1, ptx_coef=0.0))
 
 
 def ragged_requests(tokenizer: AutoTokenizer, count: int) -> list[GenerationRequest]:
