@@ -130,3 +130,21 @@ def test_the_same_seeds_in_other_batches(engines):
     share = np.mean([a.response_ids == b for a, b in zip(vllm_again, by_size[32], strict=True)])
     print(f"in the reverse order: {share}")
     assert share > 0.9
+
+
+def test_in_bfloat16_the_logprobs_are_those_of_float32_up_to_its_rounding(environment, real_policy, tmp_path):
+    """Proof 1 asks for the report: 8 bits of mantissa are 1 in 256 of a logit, and logits go to some tens."""
+    model, tokenizer = real_policy
+    with started(environment, tokenizer, tmp_path / "logs", dtype="bfloat16") as engine:
+        engine.sync(save_policy(tmp_path, model, tokenizer, 0))
+        requests = [GenerationRequest(prompt, seed) for prompt in prompts(tokenizer) for seed in range(10)]
+        found = engine.generate(requests, Sampling(24, 1.0))
+    differences = np.concatenate(
+        [
+            np.abs(np.array(one.logprobs) - trainer_logprobs(model, request.prompt_ids, one.response_ids, 1.0))
+            for request, one in zip(requests, found, strict=True)
+        ]
+    )
+    mean, most = differences.mean(), differences.max()
+    print(f"bfloat16: {len(differences)} tokens differ by {mean:.3f} nats on average, {most:.3f} at most")
+    assert 1e-4 < mean < 0.1 and most < 1
