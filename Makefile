@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TORCH ?= torch==2.13.0
+TEST_PROCESSES ?= 2
 ORACLES := .cache/oracles
 
 .PHONY: help env quickstart test faults vllm test-oracles check lint types contracts report clean mutants
@@ -24,8 +25,9 @@ $(STAMP): pyproject.toml
 quickstart: $(STAMP) ## the whole pipeline on a small synthetic world, in minutes
 	$(BIN)/rlhf run quickstart --fresh
 
+# A file's tests stay in one process; a process for each core, so one thread for each process.
 test: $(STAMP) ## the test suite
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 faults: $(STAMP) ## every fault that a run must survive, injected: a line each (half an hour)
 	RLHF_KILLS=$${RLHF_KILLS:-20} $(BIN)/python -m pytest -m faults
