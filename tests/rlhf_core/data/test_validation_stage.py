@@ -61,8 +61,9 @@ def test_a_row_that_fails_an_expectation_is_kept_apart_and_recorded_once(run, sc
     assert [(row["kind"], row["iteration"], row["facts"]["rows"]) for row in events] == [("quarantine", 3, 1)]
 
 
-def test_case_E08_all_responses_cut_with_equal_rewards_stop_the_run(run, scored):
-    cut = scored.assign(finish_reason="length", ending="truncated")
+@pytest.mark.parametrize("rejected_by", [None, "banned"], ids=["accepted", "penalised"])
+def test_case_E08_all_responses_cut_with_equal_rewards_stop_the_run(run, scored, rejected_by):
+    cut = scored.assign(finish_reason="length", ending="truncated", rejected_by=rejected_by)
     with pytest.raises(CannotLearn, match=r"responses are cut: raise rollout.max_new_tokens \(now 8\)"):
         run(cut.assign(reward_raw=0.35, reward=0.0))
     assert run(cut).rows == 8
