@@ -23,6 +23,15 @@ TIE = 1e-5
 """Of a cumulative probability: what the float32 logits of two batches may move it."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def two_threads():
+    """However many the suite runs with: with several, products are shared out, and the same response is harder."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersRollout:
     folder = make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
