@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from rlhf_core.engines.memory import memory_errors
+from rlhf_core.models.lean_layers import is_lean_linear
 
 _LAID_OUT_FOR_ROWS = 32
 """The layout for a single row is another one, with other results."""
@@ -44,22 +45,26 @@ def packed_products(model: Any) -> Generator[None]:
     if device.type != "cpu" or torch.is_autocast_enabled("cpu") or not can_pack():
         yield
         return
-    replaced: list[torch.nn.Linear] = []
+    replaced: list[tuple[torch.nn.Linear, Any]] = []
     try:
         with memory_errors("copying the weights for generation"):
             for module in model.modules():
                 if type(module) is torch.nn.Linear and _is_packable(module):
                     packed = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), _LAID_OUT_FOR_ROWS)
+                    replaced.append((module, vars(module).get("forward")))
                     module.forward = partial(_product, packed, module.bias)
-                    replaced.append(module)
         yield
     finally:
-        for module in replaced:
-            del module.forward
+        for module, before in replaced:
+            if before is None:
+                del module.forward
+            else:
+                module.forward = before
 
 
 def _is_packable(module: torch.nn.Linear) -> bool:
-    return module.weight.dtype == torch.float32 and "forward" not in vars(module)
+    is_ours_or_torchs = "forward" not in vars(module) or is_lean_linear(module)
+    return module.weight.dtype == torch.float32 and is_ours_or_torchs
 
 
 def _product(packed: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:

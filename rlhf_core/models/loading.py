@@ -24,7 +24,9 @@ from transformers.utils.logging import disable_progress_bar
 from rlhf_core.config.models import ModelConfig
 from rlhf_core.errors import ConfigError
 from rlhf_core.models.heads import ValueModel
+from rlhf_core.models.lean_layers import decoder_linears, use_lean_layers
 from rlhf_core.models.packed_attention import use_packed_attention
+from rlhf_core.models.precision import effective_autocast
 from rlhf_core.models.value_context import ContextHeads, sentence_ends
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -108,9 +110,16 @@ def load_policy(path: str | Path, config: ModelConfig, device: torch.device) -> 
 
 
 def load_reference(path: str | Path, config: ModelConfig, device: torch.device) -> PreTrainedModel:
-    """Return the frozen reference in `config.reference_dtype`. Raises ConfigError as `load_policy` does."""
-    model = load_policy(path, config, device)
-    return model.requires_grad_(False).to(getattr(torch, config.reference_dtype))
+    """Return the frozen reference in `config.reference_dtype`. Raises ConfigError as `load_policy` does.
+
+    Where autocast rounds the weights of projections anyway, a float32 reference holds those alone in that dtype, which
+    changes no number: it must be called under autocast.
+    """
+    model = load_policy(path, config, device).requires_grad_(False).to(getattr(torch, config.reference_dtype))
+    if effective_autocast(device, config.autocast) == "bfloat16":
+        for layer in decoder_linears(model):
+            layer.to(torch.bfloat16)
+    return model
 
 
 def load_critic(path: str | Path, config: ModelConfig, device: torch.device) -> ValueModel:
@@ -159,6 +168,7 @@ def _load(kind: Any, path: str, config: ModelConfig, dtype: torch.dtype) -> PreT
 def _placed(model: PreTrainedModel, config: ModelConfig, device: torch.device) -> PreTrainedModel:
     _switch_dropout_off(model)
     use_packed_attention(model)
+    use_lean_layers(model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     cast(Any, model).to(device)

@@ -17,6 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from rlhf_core.errors import ConfigError
+from rlhf_core.models import bfloat16_attention
 
 _NAME = "packed_sdpa"
 
@@ -147,6 +148,8 @@ def _packed_sdpa(
     if lengths is None:
         return _one_token_sdpa(query, key, value, attention_mask, cast("float | None", options.get("scaling"))), None
     scale, grouped = cast("float | None", options.get("scaling")), query.shape[1] != key.shape[1]
+    if bfloat16_attention.fits(query, lengths):
+        return bfloat16_attention.attention(query, key, value, lengths, scale), None
     pieces = zip(query.split(lengths, dim=2), key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
     attended = [
         torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)

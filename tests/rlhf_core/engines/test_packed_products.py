@@ -1,7 +1,11 @@
 import pytest
 import torch
 
+from rlhf_core.config.models import ModelConfig
 from rlhf_core.engines.packed_products import can_pack, packed_products
+from rlhf_core.models.lean_layers import decoder_linears, is_lean_linear
+from rlhf_core.models.loading import load_policy
+from tests.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="oneDNN's weight layout needs an x86-64 build of torch with it")
 
@@ -58,3 +62,13 @@ def test_an_error_inside_leaves_plain_layers(model):
 def test_autocast_keeps_the_weights_as_they_are(model):
     with torch.autocast("cpu", dtype=torch.bfloat16), packed_products(model):
         assert all("forward" not in vars(layer) for layer in model)
+
+
+def test_projections_of_lean_layers_are_packed_too_and_lean_again_afterwards(tmp_path):
+    folder = make_tiny_model(tmp_path / "model")
+    lean = load_policy(folder, ModelConfig(policy=str(folder)), torch.device("cpu"))
+    projections = decoder_linears(lean)
+    assert projections and all(is_lean_linear(module) for module in projections)
+    with torch.no_grad(), packed_products(lean):
+        assert not any(is_lean_linear(module) for module in projections)
+    assert all(is_lean_linear(module) for module in projections)

@@ -20,6 +20,8 @@ from rlhf_core.models.loading import (
     pad_token_id,
     resolve_model,
 )
+from rlhf_core.models.packed_attention import body_hidden
+from rlhf_core.numerics import head_matmul
 from tests.tiny_model import make_tiny_model
 
 CPU = torch.device("cpu")
@@ -94,6 +96,19 @@ def test_policy_and_reference_are_loaded_as_configured(tmp_path):
     assert {p.dtype for p in policy.parameters()} == {torch.float32}
     assert {p.dtype for p in reference.parameters()} == {torch.bfloat16}
     assert not any(p.requires_grad for p in reference.parameters())
+
+
+def test_under_autocast_the_reference_holds_its_projections_rounded_and_says_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(head_matmul, "cpu_multiplies_bfloat16", lambda: True)
+    folder = make_tiny_model(tmp_path / "model")
+    config = ModelConfig(policy=str(folder), autocast="bfloat16")
+    policy, reference = load_policy(folder, config, CPU), load_reference(folder, config, CPU)
+    bytes_held = [sum(p.nbytes for p in model.model.layers.parameters()) for model in (policy, reference)]
+    assert bytes_held[1] < 0.52 * bytes_held[0]
+    assert reference.get_input_embeddings().weight.dtype == torch.float32
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        said = [body_hidden(model.model, torch.arange(9), torch.arange(9), (9,)) for model in (policy, reference)]
+    assert torch.equal(said[0], said[1])
 
 
 def test_a_missing_weight_is_an_error_and_not_a_random_tensor(tmp_path):
