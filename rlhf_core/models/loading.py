@@ -113,12 +113,15 @@ def load_reference(path: str | Path, config: ModelConfig, device: torch.device) 
     """Return the frozen reference in `config.reference_dtype`. Raises ConfigError as `load_policy` does.
 
     Where autocast rounds the weights of projections anyway, a float32 reference holds those alone in that dtype, which
-    changes no number: it must be called under autocast.
+    changes no number: it must be called under autocast. The others are copied: one that still lies in the mapped file
+    would keep all of that in memory.
     """
     model = load_policy(path, config, device).requires_grad_(False).to(getattr(torch, config.reference_dtype))
     if effective_autocast(device, config.autocast) == "bfloat16":
         for layer in decoder_linears(model):
             layer.to(torch.bfloat16)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
     return model
 
 
