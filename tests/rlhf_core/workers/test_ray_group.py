@@ -129,6 +129,22 @@ def test_ranks_give_the_numbers_and_responses_of_one_process(model, alone, tmp_p
         workers.micro_inference()
 
 
+@pytest.mark.long_fault
+@pytest.mark.faults("bfloat16 at ZeRO 3")
+def test_ranks_that_gather_their_parameters_train_under_autocast(model):
+    """Projections under autocast read their weight again in the backward pass, when ZeRO 3 has scattered it once."""
+    config = settings(model, ranks=2, zero_stage=3)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"autocast": "bfloat16"})})
+    alone = train(InlineWorkers(config, CPU))
+    workers = RayWorkers(config)
+    try:
+        found = train(workers)
+    finally:
+        workers.close()
+    for name in ("update/policy_loss", "update/value_loss", "update/actor_grad_norm", "kl"):
+        assert [step[name] for step in found] == pytest.approx([step[name] for step in alone], rel=0.05, abs=1e-3), name
+
+
 @pytest.mark.faults("SIGKILL of one rank of two (C07)")
 def test_case_C07_a_rank_that_dies_ends_the_group_within_seconds_and_leaves_no_process(model):
     workers = RayWorkers(settings(model, ranks=2, zero_stage=1))
