@@ -8,6 +8,7 @@ from rlhf_core.config.lint import lint
 from rlhf_core.data.prepare import run_stage
 from rlhf_core.data.refs import StageRef
 from rlhf_core.evaluation.local_tasks import available_items
+from rlhf_core.rewards.scorers import require_importable
 from rlhf_core.rollout.rejecter import require_readable
 from tasks.retrying import engines, stage_task
 from tasks.run import Run
@@ -15,10 +16,11 @@ from tasks.run import Run
 
 @stage_task(run_name="check-config")
 def check_config(run: Run) -> int:
-    """Refuse lists of words that cannot be read, and warn of settings that are legal but known to hurt; how many."""
+    """Refuse word lists and scorers that cannot be read, and warn of settings that are known to hurt; how many."""
     with engines(run, "check config") as runtime:
         config = runtime.config
         require_readable(config)
+        require_importable(config)
         warnings = lint(config, available_items(config.evaluation.benchmarks, config.data.root))
     for warning in warnings:
         get_run_logger().warning("%s: %s", warning.field, warning.message)

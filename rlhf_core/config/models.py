@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from rlhf_core.config.base import StrictConfig
 
@@ -24,7 +24,7 @@ class ModelConfig(StrictConfig):
         default="flat",
         description="hierarchical: a token's value gains from the sentence and from the whole text so far (A6)",
     )
-    value_head_weights: tuple[float, float] = Field(
+    value_head_weights: tuple[NonNegativeFloat, NonNegativeFloat] = Field(
         default=(0.3, 0.1), description="what the values of sentence and whole text count in the hierarchical head"
     )
     reference_dtype: Literal["float32", "bfloat16"] = Field(

@@ -119,6 +119,16 @@ def build_scorer(
     return RewardModelScorer(load_reward_model(path, DialogueForm.of(config), device), reward.batch_size)
 
 
+def require_importable(config: RunConfig) -> None:
+    """Import the callable that scores, so that a fault shows before anything is sampled.
+
+    Raises:
+        ConfigError: it cannot be imported or is no function.
+    """
+    if config.reward.callable is not None:
+        _imported(config.reward.callable.path)
+
+
 def scorer_identity(config: RunConfig, folder: RunFolder) -> str:
     """What decides whether stored scores are still this scorer's."""
     if config.reward.callable is not None:

@@ -115,6 +115,14 @@ def test_a_failure_that_no_retry_heals_ends_the_run_at_once_with_a_report(world,
     assert RunFolder(tmp_path / "doomed").report.exists()
 
 
+def test_a_scorer_that_cannot_be_imported_is_refused_before_any_model_works(world, tmp_path):
+    reward = {"scorer": "callable", "callable": {"path": "no_such:score"}}
+    config = write_config(tmp_path, settings(world, tmp_path, reward=reward))
+    with pytest.raises(ConfigError, match="'no_such' cannot be imported"):
+        post_training(config=str(config), run_name="unscored")
+    assert not (tmp_path / "unscored" / "baseline").exists()
+
+
 def test_a_run_that_failed_goes_on_where_it_stopped(finished, world, tmp_path, flaky_scorer):
     _, outcome = finished
     baseline, second_iteration, last_gate = 1, 5, 7  # iteration and gate of round 1 are calls 3 and 4

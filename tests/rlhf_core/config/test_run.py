@@ -84,6 +84,13 @@ def test_coefficients_that_contradict_their_meaning_are_refused(ppo, message):
         config(ppo={"ptx": {"enabled": False}} | ppo)
 
 
+def test_a_sentence_or_text_cannot_count_negatively_in_the_value_head():
+    model = {"policy": "m", "value_head": "hierarchical"}
+    with pytest.raises(ValidationError, match=r"value_head_weights\.1\s+Input should be greater than or equal to 0"):
+        config(model={**model, "value_head_weights": [0.3, -0.1]})
+    assert config(model={**model, "value_head_weights": [0.3, 0]})
+
+
 def test_an_adaptive_temperature_beside_statistics_over_batches_is_refused():
     reward = {"scorer": "callable", "callable": {"path": "m:f"}, "adaptive_temperature": True}
     with pytest.raises(ValidationError, match="no longer fit"):
