@@ -74,14 +74,14 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's own signature is variadic
         query, key, value = ctx.saved_tensors
-        grads = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
+        grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
         with torch.autocast("cpu", enabled=False):
             for rows in _rows(ctx.lengths):
                 q, k, v = query[:, rows], key[:, rows], value[:, rows]
                 own = _gradients(q, k, v, grad[rows].transpose(0, 1), ctx.scale)
                 for whole, part in zip(grads, own, strict=True):
                     whole[:, rows] = part
-        return *grads, None, None
+        return grads[0], grads[1], grads[2], None, None
 
 
 def _rows(lengths: Sequence[int]) -> Iterator[slice]:
