@@ -17,6 +17,8 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from rlhf_core.numerics.head_matmul import autocast_dtype
+
 WIDTH_STEP = 16
 """Widths in between made a row's attention differ by a rounding from one batch to another (measured: torch 2.13)."""
 
@@ -101,8 +103,7 @@ class RoomyCache(Cache):
 
 def _as_attended(states: Tensor) -> Tensor:
     """In autocast's dtype, to which attention would convert all that is held, again and again at each token."""
-    device = states.device.type
-    return states.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else states
+    return states.to(autocast_dtype(states.device.type) or states.dtype)
 
 
 def _spread(packed: Tensor, index: Tensor, room: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from rlhf_core.engines.protocols import TokenPair
 from rlhf_core.errors import DataError
 from rlhf_core.models.precision import Autocast, autocast_context
-from rlhf_core.numerics.head_matmul import cache_blocks
+from rlhf_core.numerics.head_matmul import autocast_dtype, cache_blocks
 
 MAX_ROW_TOKENS = 1024
 """Attention grows with the square of a row; a context with more choices than fit is repeated in a second row."""
@@ -247,8 +247,7 @@ def _packed_inputs(batch: Sequence[SharedRow]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _mask_dtype(model: Any) -> torch.dtype:
-    device = model.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
+    return autocast_dtype(model.device.type) or model.dtype
 
 
 def _attention_mask(segments: Tensor, dtype: torch.dtype) -> Tensor:

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from rlhf_core.numerics.head_matmul import autocast_dtype
+
 _SHARDED = "ds_id"
 """ZeRO-3 marks parameters so; it gathers them around their own module's call alone."""
 _LAYER = "DecoderLayer"
@@ -51,30 +53,25 @@ def _known_layers(model: PreTrainedModel) -> list[Any]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def _autocast_dtype(tensor: Tensor) -> torch.dtype | None:
-    """The dtype of products under autocast; None outside of it."""
-    device = tensor.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
-
 def _norm_forward(module: Any, hidden: Tensor) -> Tensor:
     if hidden.dtype != torch.float32 or module.weight.dtype != torch.float32:
         return type(module).forward(module, hidden)
-    out_dtype = _autocast_dtype(hidden) or torch.float32
+    out_dtype = autocast_dtype(hidden.device.type) or torch.float32
     return cast(Tensor, _RmsNorm.apply(hidden, module.weight, module.variance_epsilon, out_dtype))
 
 
 def _mlp_forward(module: Any, hidden: Tensor) -> Tensor:
     gate, up, down = module.gate_proj(hidden), module.up_proj(hidden), module.down_proj
     is_plain = is_lean_linear(down) and down.bias is None and not hasattr(down.weight, _SHARDED)
-    if not is_plain or not torch.is_grad_enabled() or down.weight.dtype == torch.bfloat16:
+    if not is_plain or not torch.is_grad_enabled():
         return down(_GatedSilu.apply(gate, up))
-    dtype = _autocast_dtype(hidden) or gate.dtype
+    dtype = autocast_dtype(hidden.device.type) or gate.dtype
     return cast(Tensor, _GatedProjection.apply(gate, up, down.weight, dtype))
 
 
 def _linear_forward(module: Any, hidden: Tensor) -> Tensor:
-    dtype = _autocast_dtype(hidden) if torch.is_grad_enabled() else None  # without gradients autocast's copy is reused
+    # Without gradients autocast's copy of a weight is reused from token to token.
+    dtype = autocast_dtype(hidden.device.type) if torch.is_grad_enabled() else None
     if dtype is None or module.bias is not None or module.weight.dtype == dtype:
         return nn.Linear.forward(module, hidden)
     return cast(Tensor, _CastLinear.apply(hidden, module.weight, dtype))

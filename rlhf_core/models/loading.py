@@ -117,9 +117,11 @@ def load_reference(path: str | Path, config: ModelConfig, device: torch.device) 
     would keep all of that in memory.
     """
     model = load_policy(path, config, device).requires_grad_(False).to(getattr(torch, config.reference_dtype))
-    if effective_autocast(device, config.autocast) == "bfloat16":
-        for layer in decoder_linears(model):
-            layer.to(torch.bfloat16)
+    is_rounded = config.reference_dtype == "float32" and effective_autocast(device, config.autocast) == "bfloat16"
+    rounded = decoder_linears(model) if is_rounded else []
+    for layer in rounded:
+        layer.to(torch.bfloat16)
+    if rounded:
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
     return model

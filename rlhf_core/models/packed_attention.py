@@ -148,11 +148,11 @@ def _packed_sdpa(
     if lengths is None:
         return _one_token_sdpa(query, key, value, attention_mask, cast("float | None", options.get("scaling"))), None
     scale, grouped = cast("float | None", options.get("scaling")), query.shape[1] != key.shape[1]
-    if bfloat16_attention.fits(query, lengths):
-        return bfloat16_attention.attention(query, key, value, lengths, scale), None
     pieces = zip(query.split(lengths, dim=2), key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
     attended = [
-        torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+        bfloat16_attention.attention(q, k, v, scale)
+        if bfloat16_attention.is_faster(q)
+        else torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
         for q, k, v in pieces
     ]
     return torch.cat(attended, dim=2).transpose(1, 2), None

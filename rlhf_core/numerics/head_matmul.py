@@ -18,16 +18,19 @@ def cpu_multiplies_bfloat16() -> bool:
     return any(flag.endswith("bf16") and present is True for flag, present in torch.cpu.get_capabilities().items())
 
 
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype of products under autocast; None outside of it."""
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+
+
 def matmul_dtype(hidden: Tensor, head_weight: Tensor) -> torch.dtype:
     """Return the dtype of the head's matmul: autocast's, or the inputs' common one.
 
     A half precision that the CPU can only emulate becomes float32, which is faster there and more exact.
     """
     device = hidden.device.type
-    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device)
-    else:
-        dtype = torch.promote_types(hidden.dtype, head_weight.dtype)
+    wanted = None if hidden.dtype == torch.float64 else autocast_dtype(device)
+    dtype = wanted or torch.promote_types(hidden.dtype, head_weight.dtype)
     is_half = dtype in (torch.bfloat16, torch.float16)
     return torch.float32 if is_half and device == "cpu" and not cpu_multiplies_bfloat16() else dtype
 

@@ -168,7 +168,7 @@ def test_a_server_that_dies_in_mid_batch_leaves_its_requests_to_the_others(fakes
     dying, living = fakes(2, slowness_seconds=0.05)
 
     def answer(server, body, good):
-        if server.asked[5:6] == [body]:  # a length would do too, but requests that come together skip over it
+        if server.asked[5:6] == [body]:  # counting them would not do: several come together
             server.die()
         return good
 

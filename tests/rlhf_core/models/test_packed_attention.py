@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Mi
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.models.packed_attention import body_hidden, use_packed_attention
+from rlhf_core.numerics import head_matmul
 
 SIZES = {"vocab_size": 30, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -26,6 +27,32 @@ def test_a_packed_sequence_has_the_hidden_states_that_it_has_alone(llama):
     use_packed_attention(llama)
     positions = torch.cat([torch.arange(length) for length in lengths])
     torch.testing.assert_close(body_hidden(llama.model, ids, positions, lengths), torch.cat(alone), rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_in_bfloat16_either_attention_gives_the_same_up_to_rounding(llama, monkeypatch):
+    use_packed_attention(llama)
+    lengths = (80, 3)
+    ids, positions = torch.arange(83) % 30, torch.cat([torch.arange(length) for length in lengths])
+    found = {}
+    for has_units in (True, False):
+        monkeypatch.setattr(head_matmul, "cpu_multiplies_bfloat16", lambda has_units=has_units: has_units)
+        with torch.autocast("cpu", torch.bfloat16):
+            found[has_units] = body_hidden(llama.model, ids, positions, lengths)
+    assert not torch.equal(found[True], found[False])
+    torch.testing.assert_close(found[True], found[False], rtol=0, atol=0.03)
+
+
+@torch.no_grad()
+def test_in_bfloat16_a_longer_neighbour_does_not_change_a_sequences_bits(llama, monkeypatch):
+    monkeypatch.setattr(head_matmul, "cpu_multiplies_bfloat16", lambda: True)
+    use_packed_attention(llama)
+    found = []
+    for lengths in ((40, 20), (40, 300)):
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(body_hidden(llama.model, torch.arange(sum(lengths)) % 30, positions, lengths)[:40])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
 
 @torch.no_grad()
