@@ -1,4 +1,4 @@
-"""Causal attention in bfloat16 on a CPU: PyTorch's fused kernel against plain products on blocks of queries.
+"""Causal attention in bfloat16 on a CPU: PyTorch's fused kernel against plain products.
 
     python benchmarks/attention_bfloat16.py --threads 2
 
@@ -48,7 +48,7 @@ def row(heads: int, groups: int, tokens: int, repeats: int) -> list[float]:
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
     def ours() -> Tensor:
-        return bfloat16_attention.attention(query, key, value, None)
+        return bfloat16_attention.attention(query, key, value, (tokens,), None).transpose(1, 2)
 
     def trained(attend: Callable[[], Tensor]) -> Callable[[], object]:
         return lambda: torch.autograd.grad(attend(), inputs, direction)

@@ -7,6 +7,8 @@ over the whole row would cost the square of the row: at 8 × 110 tokens it made 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
 from typing import Any, cast
 
 import torch
@@ -147,15 +149,31 @@ def _packed_sdpa(
         )
     if lengths is None:
         return _one_token_sdpa(query, key, value, attention_mask, cast("float | None", options.get("scaling"))), None
-    scale, grouped = cast("float | None", options.get("scaling")), query.shape[1] != key.shape[1]
-    pieces = zip(query.split(lengths, dim=2), key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
+    return _each_sequence(query, key, value, lengths, cast("float | None", options.get("scaling"))), None
+
+
+def _each_sequence(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scale: float | None
+) -> Float[Tensor, "1 tokens heads size"]:
+    """Attention on each sequence alone; which way it is computed depends on its own length, not on its neighbours'."""
+    runs = [(fast, tuple(run)) for fast, run in groupby(lengths, partial(bfloat16_attention.is_faster, query))]
+    sizes = [sum(run) for _, run in runs]
+    attended: list[Tensor] = []
+    pieces = zip(runs, query.split(sizes, dim=2), key.split(sizes, dim=2), value.split(sizes, dim=2), strict=True)
+    for (is_faster, run), q, k, v in pieces:
+        attend = bfloat16_attention.attention if is_faster else _fused
+        attended.append(attend(q, k, v, run, scale))
+    return torch.cat(attended, dim=1)
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scale: float | None) -> Tensor:
+    """PyTorch's own kernel, sequence by sequence."""
+    grouped, states = query.shape[1] != key.shape[1], (query, key, value)
     attended = [
-        bfloat16_attention.attention(q, k, v, scale)
-        if bfloat16_attention.is_faster(q)
-        else torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
-        for q, k, v in pieces
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+        for q, k, v in zip(*(tensor.split(list(lengths), dim=2) for tensor in states), strict=True)
     ]
-    return torch.cat(attended, dim=2).transpose(1, 2), None
+    return torch.cat(attended, dim=2).transpose(1, 2)
 
 
 def _one_token_sdpa(
